@@ -14,6 +14,7 @@ Reading order:
     tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together
     rank_memory           the stages of a rank, together within its memory
+    cut_problems          what is known of stages, as the problem over the cuts of one candidate
     pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut
     pipeline_search       all candidates, with one bound
     uniform_pipelines     pipelines as Megatron has them, as a baseline

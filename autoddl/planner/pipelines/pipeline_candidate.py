@@ -1,6 +1,6 @@
 """Searches over the cuts of one candidate: so many stages and microbatches, and a schedule.
 
-The least seconds of its stages are known (`stage_parts`), and with them a bound of all its cuts by the paths of its
+The least seconds of its stages are known (`cut_problems`), and with them a bound of all its cuts by the paths of its
 schedule (`search.pipeline_cuts`). The cut that is least under what is known is solved: the layouts of its stages are
 searched, and the pipeline is simulated. Then more is known, and the bound rises:
 
@@ -11,7 +11,7 @@ searched, and the pipeline is simulated. Then more is known, and the bound rises
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import accumulate, combinations, pairwise
 from math import comb, inf
@@ -21,15 +21,16 @@ import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.pipelines import ONCE
+from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_prices
-from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
+from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
@@ -206,7 +207,7 @@ class CutSearch:
                 self._solve(tuple(accumulate(sizes))[:-1], sizes == self.answer.cut)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
-        self.answer = self._least(_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
+        self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
             self.bound, self.ended = inf, "no stage has a plan that fits the budget with its microbatches in flight"
         elif self.stale > STALE or self.rounds == ROUNDS:
@@ -221,7 +222,7 @@ class CutSearch:
     def _least(self, problem: CutProblem, tolerance: float) -> CutSolution | None:
         """The cut that is least under what is known, within a gap; None where no stage has a plan."""
         try:
-            answer = least_over_cuts(problem, self.paths, partial(trace_cut, _likely(problem)),
+            answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely_problem(problem)),
                                      effort=EFFORT if self.rounds else FIRST_EFFORT,
                                      tolerance=tolerance, blends=self.blends)
         except InputError:
@@ -277,7 +278,7 @@ class CutSearch:
 
         At last the bound is made as sharp as what is known proves.
         """
-        problem = _problem(self.part, self.schedule, self.flights, self.prices)
+        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
         if self.late():
             return
         if not self.is_closed:
@@ -315,7 +316,7 @@ def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None
     else:
         cut = best.cut if best else ()
         near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
-    likely, found = _likely(problem), dict[tuple[int, ...], float]()
+    likely, found = likely_problem(problem), dict[tuple[int, ...], float]()
     for cut in near:
         sizes = [b - a for a, b in pairwise((0, *cut, blocks))]
         known = cut in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
@@ -324,64 +325,3 @@ def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None
             found[cut] = trace_cut(likely, sizes)[0]
     most = best.seconds if best else inf
     return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]
-
-
-def _begins(part: StageParts, s: int, n: int) -> list[int]:
-    """The places at which stage s may begin if it has n units, and every other stage one at least."""
-    if s in (0, part.stages - 1):
-        return [part.units - n if s else 0]
-    return list(range(s, part.units - n - (part.stages - 1 - s) + 1))
-
-
-def _problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
-             ) -> CutProblem:
-    """The least seconds of every stage with every number of units, wherever it may begin."""
-    m, units, shape = part.microbatches, part.units, (part.stages, part.units)
-    seconds = np.full((*shape, len(StageSeconds._fields)), inf)
-    whole, known, behind = (np.full(shape, inf) for _ in range(3))
-    more = {weights: np.zeros(shape) for weights in (*SINGLES, *PASSES)}
-    extra = {weights: np.zeros(shape) for weights in part.weights}
-    sides, repeats, least = (0.0, *part.transfers, 0.0), part.least(part.repeated), {w: part.least(w) for w in more}
-    wholes, behinds = part.wholes(set(flights)), part.behinds(set(flights))
-    counted = {(flight, weights): part.counted(flight, weights) for flight in set(flights) for weights in extra}
-    for s, flight in enumerate(flights):
-        for n in range(1, units - part.stages + 2):
-            begins = _begins(part, s, n)
-            at = begins, [a + n for a in begins]
-            total, later = wholes[flight][at].min(), behinds[flight][at].min()
-            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeats[at].min() / m
-            for weights, values in more.items():
-                values[s, n - 1] = least[weights][at].min()
-            forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))
-            seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
-            for weights, values in extra.items():
-                sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
-                values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
-    every = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items())
-    twice = np.array([update for _, update in part.twice])[:, None]
-    return CutProblem(schedule, seconds, part.transfers, whole,
-                      tuple((weights, np.maximum(values - weights[5] * twice, 0.0)) for weights, values in every),
-                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
-
-
-def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
-    """Tells what is known of stages of a part under a price, with every number of units, wherever they may begin."""
-    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
-    for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
-        known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
-        for n in range(1, part.units - part.stages + 2):
-            begins = _begins(part, s, n)
-            least = known[begins, [a + n for a in begins]].min() - sent / 2 - weights[5] * part.twice[s][1]
-            values[i, n - 1] = max(0.0, least)
-    budget = part.task.budget + sum(part.twice[s][0] for s in one.stages)
-    return PricedStages(one.stages, one.weights, one.price, budget, values)
-
-
-def _likely(problem: CutProblem) -> CutProblem:
-    """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
-    (weights, total), least = problem.known[0], problem.seconds[:, :, :3].sum(axis=2)
-    assert problem.whole is not None
-    with np.errstate(invalid="ignore"):
-        seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
-        seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
-    return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))

@@ -1,0 +1,81 @@
+"""Turns what is known of the stages of one candidate into the problem over its cuts (`search.pipeline_cuts`).
+
+A stage may begin at several places. Of a stage s with n units the problem has the least of what is known over all
+places a at which it may begin, with n units to b = a + n:
+
+    seconds[s, n] = min over a of  what is known of the stage from a to b
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+
+import numpy as np
+
+from autoddl.core.pipeline import Flight, Schedule
+from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
+from autoddl.planner.pipelines.joint_stages import SharedPrice
+from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
+
+__all__ = ["cut_problem", "likely_problem"]
+
+
+def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
+                ) -> CutProblem:
+    """The least seconds of every stage with every number of units, wherever it may begin."""
+    m, units, shape = part.microbatches, part.units, (part.stages, part.units)
+    seconds = np.full((*shape, len(StageSeconds._fields)), inf)
+    whole, known, behind = (np.full(shape, inf) for _ in range(3))
+    more = {weights: np.zeros(shape) for weights in (*SINGLES, *PASSES)}
+    extra = {weights: np.zeros(shape) for weights in part.weights}
+    sides, repeats, least = (0.0, *part.transfers, 0.0), part.least(part.repeated), {w: part.least(w) for w in more}
+    wholes, behinds = part.wholes(set(flights)), part.behinds(set(flights))
+    counted = {(flight, weights): part.counted(flight, weights) for flight in set(flights) for weights in extra}
+    for s, flight in enumerate(flights):
+        for n in range(1, units - part.stages + 2):
+            begins = _begins(part, s, n)
+            at = begins, [a + n for a in begins]
+            total, later = wholes[flight][at].min(), behinds[flight][at].min()
+            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeats[at].min() / m
+            for weights, values in more.items():
+                values[s, n - 1] = least[weights][at].min()
+            forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))
+            seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
+            for weights, values in extra.items():
+                sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
+                values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
+    every = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items())
+    twice = np.array([update for _, update in part.twice])[:, None]
+    return CutProblem(schedule, seconds, part.transfers, whole,
+                      tuple((weights, np.maximum(values - weights[5] * twice, 0.0)) for weights, values in every),
+                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
+
+
+def _begins(part: StageParts, s: int, n: int) -> list[int]:
+    """The places at which stage s may begin if it has n units, and every other stage one at least."""
+    if s in (0, part.stages - 1):
+        return [part.units - n if s else 0]
+    return list(range(s, part.units - n - (part.stages - 1 - s) + 1))
+
+
+def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
+    """Tells what is known of stages of a part under a price, with every number of units, wherever they may begin."""
+    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
+    for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
+        known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
+        for n in range(1, part.units - part.stages + 2):
+            begins = _begins(part, s, n)
+            least = known[begins, [a + n for a in begins]].min() - sent / 2 - weights[5] * part.twice[s][1]
+            values[i, n - 1] = max(0.0, least)
+    budget = part.task.budget + sum(part.twice[s][0] for s in one.stages)
+    return PricedStages(one.stages, one.weights, one.price, budget, values)
+
+
+def likely_problem(problem: CutProblem) -> CutProblem:
+    """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
+    (weights, total), least = problem.known[0], problem.seconds[:, :, :3].sum(axis=2)
+    assert problem.whole is not None
+    with np.errstate(invalid="ignore"):
+        seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
+        seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
+    return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
