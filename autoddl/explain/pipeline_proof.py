@@ -27,7 +27,7 @@ from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.pipelines.stage_plans import stage_cluster
+from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.pricing.price import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 

@@ -16,7 +16,8 @@ from autoddl.cost_models.intervals import Interval, interval_of
 from autoddl.cost_models.software import Software
 from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.staged_run import foreseen_stages
-from autoddl.planner.pipelines.stage_plans import simulated, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged_steps import simulated
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 
 __all__ = ["seconds_as_run", "sureness"]

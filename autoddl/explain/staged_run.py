@@ -20,7 +20,7 @@ from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.compare_run import check_record, differences, graph_of_plan, lacking, planned_traffic
 from autoddl.explain.record_statistics import Pair, later, typical
-from autoddl.planner.pipelines.stage_plans import StagedStep, staged_step
+from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step
 
 __all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
            "ranks_text", "stage_beginnings"]

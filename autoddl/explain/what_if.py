@@ -30,7 +30,7 @@ from autoddl.explain.diff import Difference, difference
 from autoddl.explain.pareto import level_of_size
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.pipelines.stage_plans import staged_step
+from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.question import Question, repriced, whole_question_of
 from autoddl.pricing.price import floor_seconds
 

@@ -26,7 +26,7 @@ from autoddl.export.subject import Subject, subject_of
 from autoddl.export.target import Target, near
 from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines.stage_plans import stage_cluster
+from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.planner.task import PlanTask, task_of
 
 if TYPE_CHECKING:

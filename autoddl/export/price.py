@@ -28,7 +28,7 @@ from autoddl.planner.pins import region_of
 from autoddl.planner.pipelines.pipeline_candidate import try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, splits_backward, stage_cluster
 from autoddl.planner.question import Question, question_of, task_of_question
 from autoddl.planner.task import PlanTask
 

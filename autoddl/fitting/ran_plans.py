@@ -22,7 +22,7 @@ from autoddl.explain.compare_run import check_record, graph_of_plan
 from autoddl.explain.record_statistics import later, typical
 from autoddl.explain.run_seconds import seconds_as_run
 from autoddl.planner.finish import on_cluster
-from autoddl.planner.pipelines.stage_plans import staged_step
+from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.question import space_of_plan
 from autoddl.schedule.timeline import predict_timeline
 

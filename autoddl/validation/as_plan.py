@@ -41,15 +41,9 @@ from autoddl.planner.finish import finished_plan, on_cluster
 from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import allowed_meshes, region_of
-from autoddl.planner.pipelines.stage_plans import (
-    finish_stage,
-    search_stage,
-    splits_backward,
-    stage_cluster,
-    stage_task,
-    transfer_ends,
-    transfer_seconds,
-)
+from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
+from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_seconds
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.policies import NO_POLICIES

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from autoddl.core.degrees import Degrees
 from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_schedules import generate
-from autoddl.planner.pipelines.stage_plans import stage_cluster
+from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.validation.as_plan import by_share, flat_graphs, flat_plan, stage_plans, with_all_layers

@@ -21,7 +21,7 @@ from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.assumptions import batch_of
 from autoddl.explain.changed_cluster import changed_cluster
 from autoddl.explain.what_if import sensitivities, what_if
-from autoddl.planner.pipelines.stage_plans import staged_step
+from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.question import question_of, repriced, whole_question_of
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"

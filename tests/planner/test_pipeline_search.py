@@ -20,7 +20,9 @@ from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.stage_plans import Staged, pipeline_plan, stage_cluster, staged_step
+from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import floor_passes
 from autoddl.schedule.memory_line import predict_memory

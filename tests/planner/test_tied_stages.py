@@ -15,7 +15,8 @@ from autoddl.core.stages import cut_graph, shared_here
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import pipeline_plan, staged_step
+from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_lanes import stored_apart

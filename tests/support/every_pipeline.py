@@ -26,13 +26,9 @@ from autoddl.planner.candidates import Candidate, build_network
 from autoddl.planner.peaks import Peaks, draft_of
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.stage_plans import (
-    Staged,
-    boundary_seconds,
-    simulated,
-    stage_cluster,
-    stage_task,
-)
+from autoddl.planner.pipelines.stage_plans import stage_task
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.staged_steps import boundary_seconds, simulated
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork
 from autoddl.pricing.price import Counts

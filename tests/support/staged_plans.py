@@ -13,7 +13,7 @@ from autoddl.core.pipeline import flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
 from autoddl.core.stages import cut_graph
-from autoddl.planner.pipelines.stage_plans import chunks_of
+from autoddl.planner.pipelines.staged import chunks_of
 
 __all__ = ["cuts_before", "even_cuts", "staged_plan"]
 

@@ -16,7 +16,7 @@ from autoddl.explain.staged_run import ComparedStages, compare_staged_run, fores
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.explain.what_if import Sensitivity, sensitivities
 from autoddl.planner.mesh_search import Progress
-from autoddl.planner.pipelines.stage_plans import StagedStep
+from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.memory_line import MemoryLine
 from autoddl.schedule.timeline import PredictedStep
 

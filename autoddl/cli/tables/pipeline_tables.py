@@ -21,7 +21,7 @@ from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
 from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
-from autoddl.planner.pipelines.stage_plans import StagedStep
+from autoddl.planner.pipelines.staged_steps import StagedStep
 
 __all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
            "without_stages"]

@@ -2,8 +2,10 @@
 
 Reading order:
 
-    stage_plans           a plan for every stage of a cut, and the whole that they make
+    staged                a pipeline to be planned: its cuts, its schedule, the part of the cluster of a stage
     stored_once           what stages on the same ranks would count twice
+    staged_steps          the step of a pipeline: seconds of stages and transfers, and the time line
+    stage_plans           a plan for every stage of a cut, and the whole that they make
     stage_ports           what messages between stages take, by the layouts at both ends
     stage_prices          stages whose bytes have a price
     shared_budget         the budget of a rank that has several stages

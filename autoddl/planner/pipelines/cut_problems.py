@@ -1,9 +1,8 @@
 """Turns what is known of the stages of one candidate into the problem over its cuts (`search.pipeline_cuts`).
 
-A stage may begin at several places. Of a stage s with n units the problem has the least of what is known over all
-places a at which it may begin, with n units to b = a + n:
+A stage s of n units may begin at several places a. The problem has the least of what is known of them:
 
-    seconds[s, n] = min over a of  what is known of the stage from a to b
+    seconds[s, n] = min over a of  what is known of the stage from place a to place a + n
 """
 
 from collections.abc import Sequence

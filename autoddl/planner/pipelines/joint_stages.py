@@ -38,8 +38,9 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged, stage_times
 from autoddl.planner.pipelines.stage_ports import StageMessages
+from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import stage_times
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts

@@ -31,7 +31,8 @@ from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_prices
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged, simulated, stage_times
+from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import simulated, stage_times
 from autoddl.search.cut_planes import Blend
 from autoddl.search.pipeline_cuts import least_over_cuts
 

@@ -24,12 +24,8 @@ from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import (
-    chunks_of,
-    pipeline_plan,
-    splits_backward,
-    stage_cluster,
-)
+from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.staged import chunks_of, splits_backward, stage_cluster
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 

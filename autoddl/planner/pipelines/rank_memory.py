@@ -20,7 +20,7 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage_weights
 from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.tied_stages import agreed
 
 __all__ = ["fitting_plans", "rank_prices"]

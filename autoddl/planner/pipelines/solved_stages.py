@@ -2,7 +2,7 @@
 
 Stages that are alike in all but names are searched once (`stage_units.structure`), at first without a budget. Where the
 plan does not fit, they are searched under the budget. What is found without one is true for all numbers of microbatches
-in flight; what is found under one that binds is true for that number alone.
+in flight. What is found under one that binds is true for that number alone.
 """
 
 from dataclasses import dataclass, field, replace

@@ -17,7 +17,8 @@ from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.stages import transfers_of
 from autoddl.cost_models import Cluster
-from autoddl.planner.pipelines.stage_plans import Staged, transfer_ends, transfer_passes, transfer_seconds
+from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_passes, transfer_seconds
 
 __all__ = ["PieceMessages", "Port", "StageMessages", "ports_of"]
 

@@ -40,8 +40,9 @@ from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
-from autoddl.planner.pipelines.stage_plans import Staged, stage_cluster, transfer_seconds
 from autoddl.planner.pipelines.stage_ports import Port, ports_of
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.planner.pipelines.stored_once import most_twice
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Pricing, cone_cost, floor_sums

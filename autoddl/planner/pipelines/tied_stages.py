@@ -15,7 +15,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, shared_here
 from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import Staged
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import bytes_twice
 from autoddl.schedule.stage_lanes import stored_apart
 

@@ -24,7 +24,7 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import chunks_of, stage_cluster
+from autoddl.planner.pipelines.staged import chunks_of, stage_cluster
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 

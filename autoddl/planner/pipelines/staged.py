@@ -1,0 +1,104 @@
+"""Describes a pipeline that is to be planned: where it is cut, how it runs, and which part of the cluster a stage has.
+
+A pipeline cuts the cluster along its outermost levels into equal parts (`stage_cluster`), one for each stage, or for
+several where the schedule is interleaved.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Schedule, check_schedule
+from autoddl.core.pipeline_schedules import generate
+from autoddl.cost_models import Cluster
+
+__all__ = ["PIPE", "Staged", "chunks_of", "splits_backward", "stage_cluster"]
+
+PIPE = "pipe"
+"""Name of the mesh axis of a plan with stages along which they lie."""
+
+
+def stage_cluster(cluster: Cluster, stages: int) -> Cluster:
+    """The part of a cluster that one of `stages` equal stages has: the outermost levels are cut first.
+
+    Raises InputError where the levels cannot be cut so, or parts would differ.
+    """
+    levels, left = [*cluster.levels], stages
+    for i in reversed(range(len(levels))):
+        level, cut = levels[i], gcd(left, levels[i].size)
+        if left > 1 and cut < min(left, level.size):
+            break
+        if cut > 1 and cut < level.size and (level.dims or level.leaf or level.topology not in ("switch", "fat-tree",
+                                                                                               "fully-connected")):
+            break
+        left //= cut
+        levels[i] = replace(level, size=level.size // cut, dims=() if cut > 1 else level.dims)
+    if left > 1 or cluster.parts:
+        sizes = ", ".join(f"{level.name}={level.size}" for level in reversed(cluster.levels))
+        raise InputError(f"{stages} stages do not cut cluster {cluster.name} ({sizes}) into equal parts: stages take "
+                         "whole factors of its levels, the outermost first")
+    return replace(cluster, name=f"{cluster.name}/{stages}", levels=tuple(levels))
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A pipeline that is to be planned: where it is cut, and how it runs.
+
+        cuts          positions of the cuts (`core.stages`)
+        name          of the schedule (`core.pipeline_schedules`)
+        microbatches  of a step
+        compress      messages that may be coded, as text (`core.codecs`)
+        codecs        by lane, as text, what it is sent as; None where that is to be decided
+    """
+
+    cuts: tuple[int, ...]
+    name: str
+    microbatches: int
+    compress: tuple[str, ...] = ()
+    codecs: Mapping[str, str] | None = None
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.cuts) + 1
+
+    @property
+    def splits(self) -> bool:
+        """Whether backward is split into B and W."""
+        return splits_backward(self.name)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """By stage, the part of the cluster that has it."""
+        return generate(self.name, self.parts, self.microbatches).placement[0]
+
+    @property
+    def parts(self) -> int:
+        """Number of parts of the cluster."""
+        return self.stages // chunks_of(self.name)
+
+    def schedule(self) -> Schedule:
+        """The schedule, checked. Raises InputError where there is none so."""
+        made = generate(self.name, self.parts, self.microbatches)
+        check_schedule(made)
+        if len(made.placement) > 1 or made.stages != self.stages:
+            raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b, "
+                             "interleaved:2, zb-h1, zb-h2, zb-v or dualpipe-v")
+        if self.splits and self.microbatches == 1:
+            raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
+                             "step of one microbatch has no other: take 1f1b, or more microbatches")
+        return made
+
+
+def splits_backward(name: str) -> bool:
+    """Whether a schedule splits backward into B and W."""
+    return name.startswith("zb-") or name == "dualpipe-v"
+
+
+def chunks_of(name: str) -> int:
+    """The number of stages that a schedule has on every part of the cluster."""
+    kind, _, width = name.partition(":")
+    if kind in ("zb-v", "dualpipe-v"):
+        return 2
+    return int(width) if kind == "interleaved" and width.isdecimal() and int(width) else 1

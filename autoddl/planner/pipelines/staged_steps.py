@@ -1,0 +1,150 @@
+"""Predicts the step of a pipeline from the plans of its stages: their seconds, those of transfers, and the time line.
+
+    makespan of the schedule with the seconds of stages and of transfers               (`cost_models.pipelines`)
+
+Where messages may be coded (`core.codecs`), each tensor and each gradient is sent as what is fastest. The seconds in
+which ranks code and decode then count as the transfer's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import permutations
+from typing import NamedTuple
+
+from autoddl.core.codecs import CODECS, codecs_of
+from autoddl.core.graph import Graph, Kind, Tensor
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Layout, Mesh
+from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_cuts import StageSeconds
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
+from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
+from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.timeline import Timeline
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.stored_once import update_twice
+from autoddl.schedule.stage_messages import Message, busiest, messages
+from autoddl.schedule.stage_seconds import stage_seconds
+
+__all__ = ["StagedStep", "boundary_seconds", "simulated", "stage_times", "staged_step", "transfer_ends",
+           "transfer_passes", "transfer_seconds"]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStep:
+    """The predicted step of a pipeline: seconds of its stages and transfers, and the time line."""
+
+    stages: tuple[StageSeconds, ...]
+    transfers: tuple[float, ...]
+    timeline: Timeline
+
+
+class Sent(NamedTuple):
+    """How messages are sent: the seconds, and the codec, which is empty where values are sent as they are."""
+
+    seconds: float
+    codec: str
+
+
+def transfer_seconds(cluster: Cluster, parts: int, source: int, target: int, nbytes: float) -> float:
+    """Seconds in which every rank of one part of the cluster sends `nbytes` to one of another, all at once."""
+    if not nbytes or source == target:
+        return 0.0
+    size = cluster.size // parts
+    level = next(i for i, unit in enumerate(cluster.units[1:]) if source * size // unit == target * size // unit)
+    return collective(cluster, "send", Group(((2, max(size, cluster.units[level])),)), float(nbytes)).seconds
+
+
+def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> list[float]:
+    """Seconds of the transfers of a microbatch over every boundary, those of gradients where these take longer.
+
+    A tensor that skips stages counts at the boundary before its reader.
+    """
+    found = [[0.0, 0.0] for _ in plans[1:]]
+    for one in transfers_of(graph, staged.cuts):
+        for way, sent in enumerate(transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans))):
+            found[one.target - 1][way] += sent.seconds
+    return [max(both) for both in found]
+
+
+def transfer_ends(one: Transfer, plans: Sequence[Plan]) -> tuple[tuple[Layout, Mesh], tuple[Layout, Mesh]]:
+    """The layout in which a tensor is sent with the sender's mesh, and that in which it is received."""
+    sender, receiver = (next(d for d in plans[stage].decisions if d.name == name) for stage, name in
+                        ((one.source, one.sender), (one.target, one.receiver)))
+    return (sender.inputs[0], plans[one.source].mesh), (receiver.outputs[0], plans[one.target].mesh)
+
+
+def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfer, here: tuple[Layout, Mesh],
+                    there: tuple[Layout, Mesh]) -> tuple[Sent, Sent]:
+    """How a tensor of a microbatch is sent, and its gradient, in 0 seconds where it has none."""
+    tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
+    ways = messages(tensor.shape, *here, *there), messages(tensor.shape, *there, *here) if one.gradient else ()
+    forth, back = (_as_sent(cluster, staged, tensor, lane, sent, (one.source, one.target)) for lane, sent in
+                   zip(one.lanes, ways, strict=True))
+    return forth, back
+
+
+def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: tuple[Message, ...],
+             stages: tuple[int, int]) -> Sent:
+    """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known."""
+    here, there = (staged.placement[stage] for stage in stages)
+
+    def seconds(codec: str) -> float:
+        wire = transfer_seconds(cluster, staged.parts, here, there, busiest(sent, tensor.itemsize, codec))
+        passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(sent)
+        return wire + sum(elementwise_seconds(cluster.device, times * values) for times in passes)
+
+    codecs = ("", *codecs_of(staged.compress, "pipeline", tensor.dtype)) if staged.codecs is None else (
+        staged.codecs.get(lane, ""),)
+    return min((Sent(seconds(codec), codec) for codec in codecs), key=lambda way: way.seconds)
+
+
+def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graphs: Sequence[StageGraph]
+                    ) -> list[float]:
+    """By stage, seconds in which gradients of parameters that several stages read are exchanged, once a step.
+
+    Each stage sends its own pieces to every other one, behind its reductions. Stages of one part have the same pieces,
+    and the first of them sends.
+    """
+    found, parts, at = [0.0] * len(plans), staged.parts, staged.placement
+    stored = [plan.index().stored for plan in plans]
+    for fqn, stages in shared_parameters(graphs).items():
+        tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
+        firsts = {at[s]: s for s in reversed(stages)}.values()
+        for a, b in permutations(sorted(firsts) if tensor.trained else (), 2):
+            sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
+            seconds = transfer_seconds(cluster, parts, at[a], at[b], busiest(sent) * tensor.stored.itemsize)
+            found[a], found[b] = found[a] + seconds / 2, found[b] + seconds / 2
+    return found
+
+
+def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
+                ) -> tuple[tuple[StageSeconds, ...], tuple[float, ...]]:
+    """(the seconds of every stage, those of a transfer over every boundary); `graph` is the captured one.
+
+    What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once.
+    """
+    part, graphs = stage_cluster(cluster, staged.parts), cut_graph(graph, staged.cuts)
+    alone = [stage_seconds(one, add_hubs(stage.graph), part, staged.splits)
+             for one, stage in zip(plans, graphs, strict=True)]
+    shared, twice = _shared_seconds(cluster, plans, staged, graphs), update_twice(plans, graphs, staged.placement, part)
+    seconds = tuple(one._replace(reduce=one.reduce + more, update=max(0.0, one.update - less))
+                    for one, more, less in zip(alone, shared, twice, strict=True))
+    return seconds, tuple(boundary_seconds(cluster, plans, staged, graph))
+
+
+def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
+    """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
+    assert plan.pipeline is not None
+    pipeline = plan.pipeline
+    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches, codecs=pipeline.codecs)
+    seconds, between = stage_times(cluster, [stage.plan for stage in pipeline.stages], staged, graph)
+    return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
+
+
+def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> Timeline:
+    """The time line of a schedule with these seconds."""
+    columns = list(zip(*stages, strict=True))
+    return simulate_pipeline(schedule, columns[0], columns[1], columns[2], transfers, columns[4],
+                             gather_seconds=columns[3], update_seconds=columns[5])
