@@ -8,6 +8,8 @@ Reading order:
                             that end with a sparse sum
     edge_tables             seconds of every pair of choices that meet; `choice_classes` groups equal ones
     lifetimes               from which moment to which memory is in use: the rows by which a budget's bound is proved
+    step_lifetimes          the terms of a step (`step_terms`): of `parameter_terms`, `storage_terms` and
+                            `gradient_terms`
     byte_rows               the bytes of those rows, for every choice
     build_problem           all of it as tables: `network_of`, `CostNetwork.problem`
     kept_tensors            the same, where hubs say whether their tensor is kept: rows closer to the memory line

@@ -32,11 +32,12 @@ from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off,
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
-from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern, lifetimes_of
+from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.policies import NO_POLICIES, Deciders, Policies, at_levels, deciders_of
 from autoddl.pricing.price import Kernels, Pricing, cone_cost, end_seconds, inner_seconds, update_seconds
 from autoddl.pricing.space import Variable
+from autoddl.pricing.step_lifetimes import lifetimes_of
 
 __all__ = ["CostNetwork", "Edge", "Entry", "Row", "carries", "edges_of", "gathered_back", "network_of", "problem_of"]
 
