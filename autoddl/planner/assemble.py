@@ -21,7 +21,7 @@ from autoddl.core.stages import SEND
 from autoddl.core.state_layouts import Depths, added_layout, kept_layout, show_depths, summed_layout
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
-from autoddl.pricing.build_problem import carries, edges_of, gathered_back
+from autoddl.pricing.edges import carries, edges_of, gathered_back
 from autoddl.pricing.price import (
     Pricing,
     add_seconds,

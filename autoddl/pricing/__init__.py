@@ -7,6 +7,7 @@ Reading order:
     routes, shortest_paths  the cheapest steps between any two layouts of a tensor; `sparse_routes` those of a gradient
                             that end with a sparse sum
     edge_tables             seconds of every pair of choices that meet; `choice_classes` groups equal ones
+    edges, entries          the edges between variables; seconds of every variable and every edge over all choices
     lifetimes               from which moment to which memory is in use: the rows by which a budget's bound is proved
     step_lifetimes          the terms of a step (`step_terms`): of `parameter_terms`, `storage_terms` and
                             `gradient_terms`

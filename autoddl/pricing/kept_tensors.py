@@ -24,9 +24,10 @@ from autoddl.core.hubs import HUB
 from autoddl.core.recompute import blocks_of
 from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.work import VIEWS, base
-from autoddl.pricing.build_problem import CostNetwork, Entry, Row
+from autoddl.pricing.build_problem import CostNetwork, Row
 from autoddl.pricing.choices import numbered
 from autoddl.pricing.edge_tables import seconds_twice
+from autoddl.pricing.entries import Entry
 from autoddl.pricing.space import Variable
 
 __all__ = ["KeptTensors", "keepers_of", "with_kept_tensors"]
