@@ -27,7 +27,7 @@ from autoddl.core.graph import Graph
 from autoddl.cost_models import Kernel
 from autoddl.operators.kernels.reducing import batch_norm_of_module
 from autoddl.operators.work import base, work
-from autoddl.pricing.price import kernel_of
+from autoddl.pricing.kernel_prices import kernel_of
 
 __all__ = [
     "LARGE",

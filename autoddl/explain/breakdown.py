@@ -16,7 +16,8 @@ from autoddl.core.graph import Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_names
 from autoddl.planner.question import Rebuilt
-from autoddl.pricing.price import op_seconds, update_seconds
+from autoddl.pricing.kernel_prices import op_seconds
+from autoddl.pricing.price import update_seconds
 
 __all__ = ["COMMON", "BlockCost", "block_costs", "block_of", "row_text"]
 

@@ -21,7 +21,8 @@ from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, elementwise_seconds
 from autoddl.cost_models.software import HOST, UPDATE
-from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.kernel_prices import pass_seconds
+from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice
 
 __all__ = ["Traced", "Work", "traced", "work_of"]

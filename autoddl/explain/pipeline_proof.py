@@ -28,7 +28,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.pipelines.staged import stage_cluster
-from autoddl.pricing.price import floor_sums
+from autoddl.pricing.floors import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 __all__ = ["ProvedPipeline", "check_pipeline", "not_weighed"]

@@ -32,7 +32,7 @@ from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.question import Question, repriced, whole_question_of
-from autoddl.pricing.price import floor_seconds
+from autoddl.pricing.floors import floor_seconds
 
 __all__ = ["Sensitivity", "WhatIf", "sensitivities", "what_if"]
 

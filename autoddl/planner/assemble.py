@@ -22,17 +22,9 @@ from autoddl.core.state_layouts import Depths, added_layout, kept_layout, show_d
 from autoddl.cost_models import link_of
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.edges import carries, edges_of, gathered_back
-from autoddl.pricing.price import (
-    Pricing,
-    add_seconds,
-    cast_seconds,
-    cone_cost,
-    inner_seconds,
-    inner_sent,
-    op_seconds,
-    steps_of,
-    update_seconds,
-)
+from autoddl.pricing.floors import cone_cost
+from autoddl.pricing.kernel_prices import inner_seconds, inner_sent, op_seconds
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, steps_of, update_seconds
 from autoddl.pricing.space import Choice, Variable
 from autoddl.pricing.sparse_routes import sparse_steps
 from autoddl.schedule.buckets import has_collective

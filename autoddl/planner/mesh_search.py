@@ -35,7 +35,7 @@ from autoddl.planner.process_pool import mapper
 from autoddl.planner.search_jobs import Answer, Guess, Job, Jobs
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import Row
-from autoddl.pricing.price import floor_seconds
+from autoddl.pricing.floors import floor_seconds
 
 __all__ = ["Found", "Progress", "cut_short", "search"]
 

@@ -23,7 +23,7 @@ from autoddl.planner.candidates import Candidate, Solved
 from autoddl.planner.mesh_search import Found, cut_short, search
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import problem_of
-from autoddl.pricing.price import floor_seconds
+from autoddl.pricing.floors import floor_seconds
 from autoddl.schedule.timeline import predict_timeline
 
 __all__ = ["HIDDEN", "overlapped"]

@@ -3,7 +3,8 @@
 Reading order:
 
     space, choices          the variables (an op or a parameter each) and the layouts that each may take
-    price, optimizers       seconds of kernels, of one step of a conversion, of an optimizer's update
+    price, optimizers       seconds of one step of a conversion, of an optimizer's update, and how often each counts
+    kernel_prices, floors   seconds of an op's kernels; what no plan is below
     routes, shortest_paths  the cheapest steps between any two layouts of a tensor; `sparse_routes` those of a gradient
                             that end with a sparse sum
     edge_tables             seconds of every pair of choices that meet; `choice_classes` groups equal ones

@@ -25,10 +25,11 @@ from autoddl.core.cost_table import Array, Cells, Rows
 from autoddl.core.problem import Factor, Problem, Table
 from autoddl.pricing.byte_rows import Sizes, bytes_of_edge, sizes_of, taken_off, weighted
 from autoddl.pricing.entries import Entry, Levels, entries_of, zero_cells
+from autoddl.pricing.floors import cone_cost
 from autoddl.pricing.lifetimes import UPDATE, Lifetimes, Moment, Owner, Pattern
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.policies import NO_POLICIES, Deciders, Policies, at_levels, deciders_of
-from autoddl.pricing.price import Pricing, cone_cost
+from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Variable
 from autoddl.pricing.step_lifetimes import lifetimes_of
 

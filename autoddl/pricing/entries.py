@@ -23,9 +23,10 @@ from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
 from autoddl.pricing.edges import Edge, carries, edges_of, gathered_back
+from autoddl.pricing.kernel_prices import Kernels, inner_seconds
 from autoddl.pricing.lifetimes import Owner
 from autoddl.pricing.policies import Policies, at_levels
-from autoddl.pricing.price import Kernels, Pricing, end_seconds, inner_seconds, update_seconds
+from autoddl.pricing.price import Pricing, end_seconds, update_seconds
 from autoddl.pricing.space import Variable
 
 __all__ = ["Entry", "Levels", "entries_of", "likeness", "zero_cells"]

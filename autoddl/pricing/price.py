@@ -1,4 +1,4 @@
-"""Prices ops, conversions and updates of a graph on a mesh of a cluster, in seconds; `byte_rows` has the bytes.
+"""Prices conversions and updates of a graph on a mesh of a cluster, in seconds; `kernel_prices` does so for ops.
 
     seconds(plan) = sum over ops       forward + backward kernels of the local pieces, and what the kernel reduces
                   + sum over edges     conversion forward + conversion of the gradient back
@@ -29,23 +29,18 @@ So every second is counted so often as its part of the step comes (`Counts`). A 
 path of the schedule does where the other stages are known. It adds what its messages take (`Ports`).
 
 The ops that backward runs again (`operators.recomputed`) run their forward kernels twice and convert what these read
-twice; backward reads every parameter of them.
-
-On a device whose programs are `compiled` a chain of elementwise ops is one kernel (`fusion`).
+twice; backward reads every parameter of them. The bytes of a plan are those of `byte_rows`.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import Protocol
 
 from autoddl.core.codecs import CODECS, CODED, codecs_of, part_in_flight
 from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
-from autoddl.core.graph import Graph, Kind, Op, Tensor
+from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.core.recompute import Block, select_blocks
@@ -53,35 +48,21 @@ from autoddl.core.sparse import PASSES
 from autoddl.cost_models import (
     Algorithm,
     Cluster,
-    Device,
     Group,
-    Kernel,
     collective,
     compute_seconds,
     copy_seconds,
     elementwise_seconds,
-    kernel_seconds,
-    least_seconds,
     moved_by,
 )
-from autoddl.operators.fusion import ALONE, Chained, chains
+from autoddl.operators.fusion import Chained, chains
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
-from autoddl.operators.ring import SHIFT, offers_ring
-from autoddl.operators.rules.nn import inner_collectives
-from autoddl.operators.work import KernelWork, weight_kernels, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
-from autoddl.pricing.ring_seconds import exposed_seconds
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["Counts", "Kernels", "Ports", "Pricing", "add_seconds", "cast_seconds", "cone_cost", "end_seconds",
-           "floor_passes", "floor_seconds", "floor_sums", "inner_seconds", "inner_sent", "kernel_of", "op_seconds",
-           "pass_seconds", "routes_of", "steps_of", "update_seconds"]
-
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-Shapes = tuple[tuple[int, ...], ...]
-Passes = tuple[tuple[float, ...], tuple[float, ...]]
+__all__ = ["Counts", "Ports", "Pricing", "add_seconds", "cast_seconds", "end_seconds", "routes_of", "steps_of",
+           "update_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,168 +279,6 @@ def update_seconds(pricing: Pricing, tensor: Tensor, stored: Layout) -> float:
     return found
 
 
-def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = Counts(1.0, 1.0)) -> dict[str, float]:
-    """Seconds, by axes, that the op's own kernel spends communicating, forward again where it is recomputed.
-
-    Of shifts these are the seconds in which it waits for them."""
-    found, shifts = dict[str, float](), dict[tuple[str, tuple[int, ...]], list[float]]()
-    again = counts.backward if op.name in pricing.again else 0.0
-    times = {"forward": counts.forward + again, "backward": counts.backward}
-    inner = inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh)
-    for direction, kind, axes, nbytes in inner:
-        name = pricing.names(axes)
-        seconds = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes)).seconds
-        if kind == SHIFT:
-            shifts.setdefault((direction, axes), []).append(seconds)
-        else:
-            found[name] = found.get(name, 0.0) + seconds * times[direction]
-    both = pass_seconds(pricing, op, choice, pricing.graph.differentiable()) if shifts else ((), ())
-    for (direction, axes), each in shifts.items():
-        ranks, name = pricing.group(axes).size, pricing.names(axes)
-        waited = exposed_seconds(direction, ranks, sum(both[direction == "backward"]) / ranks, each)
-        found[name] = found.get(name, 0.0) + waited * times[direction]
-    return found
-
-
-def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> list[tuple[str, float, bool]]:
-    """Lists what the op's own kernel sends in a microbatch: axes, bytes, and whether to switches that reduce."""
-    found = []
-    for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
-                                                           pricing.mesh):
-        times = 1 + (direction == "forward" and op.name in pricing.again)
-        sent, in_switches = pricing.sent_bytes(kind, axes, nbytes)
-        found.append((pricing.names(axes), times * sent, in_switches))
-    return found
-
-
-def op_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> float:
-    """Seconds of forward and backward of the local op; forward counts twice where it is recomputed."""
-    forward, backward = pass_seconds(pricing, op, choice, differentiable)
-    return sum((*forward, *backward, *forward * (op.name in pricing.again)))
-
-
-def pass_seconds(pricing: Pricing, op: Op, choice: Choice, differentiable: frozenset[int]) -> Passes:
-    """Seconds of each forward and of each backward kernel of the local op; a hub and a view are free."""
-    graph, mesh = pricing.graph, pricing.mesh
-    inputs, outputs = (tuple(local_shape(graph.tensors[t].shape, c, mesh) for t, c in zip(ts, cs, strict=True))
-                       for ts, cs in ((op.inputs, choice.inputs), (op.outputs, choice.outputs)))
-    return Kernels.of(pricing, op, differentiable).seconds(inputs, outputs, bool(choice.inner))
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The kernels of an op, as a key: equal ops are priced once for shards of equal shapes."""
-
-    device: Device
-    """The device that runs them."""
-    target: str
-    """Name of the operator."""
-    slots: tuple[str, ...]
-    """Names of the op's inputs."""
-    args: tuple[tuple[str, Any], ...]
-    """The op's other arguments, by name."""
-    tensors: tuple[tuple[str, int, bool, bool], ...]
-    """By input, then by output: dtype, bytes of an element, whether it is a parameter, whether it has a gradient."""
-    chained: Chained
-    """How the op is fused with others."""
-    op: Op = field(compare=False)
-    """One of the equal ops, with its `graph`."""
-    graph: Graph = field(compare=False)
-    """The graph of `op`."""
-    differentiable: frozenset[int] = field(compare=False)
-    """Positions of the tensors of `graph` that have a gradient."""
-    _hash: int = field(init=False, repr=False, compare=False)
-    """The hash, computed once: looking up seconds asks for it with every set of shapes."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.device, self.target, self.slots, self.args, self.tensors,
-                                                self.chained)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @classmethod
-    def of(cls, pricing: Pricing, op: Op, differentiable: frozenset[int]) -> "Kernels":
-        """The kernels of one op; `differentiable` has the positions of the tensors with a gradient."""
-        tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
-                        ((i, pricing.graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
-        return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
-                   op, pricing.graph, differentiable)
-
-    def seconds(self, inputs: Shapes, outputs: Shapes, inner: bool = False) -> Passes:
-        """Seconds of each forward and of each backward kernel, on shards of these shapes.
-
-        `inner` says that the kernel communicates by itself, which takes seconds of its own (`inner_seconds`)."""
-        return _on_pieces(self, inputs, outputs, inner)
-
-
-@lru_cache(maxsize=1 << 16)
-def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -> Passes:
-    dtype = _dtype_of(kernels.graph, kernels.op)
-    forward, backward = (tuple(_seconds(kernels.device, w, dtype, kernels.chained) for w in way) for way in
-                         work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable, inner))
-    return forward, backward
-
-
-def _dtype_of(graph: Graph, op: Op) -> str:
-    """The dtype in which an op computes; complex numbers are computed by their parts."""
-    dtype = graph.tensors[op.outputs[0]].dtype
-    return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
-
-
-def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) -> float:
-    """Seconds of one kernel, or of its part of a fused one."""
-    if chained == ALONE or work_.kind != "memory":
-        return kernel_seconds(device, kernel_of(work_, dtype))
-    moved = replace(work_, nbytes=work_.nbytes * (1 - chained.inside))
-    return max(0.0, kernel_seconds(device, kernel_of(moved, dtype)) - device.launch * chained.joins)
-
-
-def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
-    """The work of a kernel in the form that the cost model prices."""
-    return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
-
-
-def floor_seconds(graph: Graph, cluster: Cluster) -> float:
-    """Seconds that no plan is below: all work split evenly over all devices, with no communication."""
-    return sum(floor_passes(graph, cluster, graph.differentiable()))
-
-
-def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int] = frozenset()
-                 ) -> tuple[float, float, float]:
-    """`floor_seconds` of forward, of backward, and of what waits for W if `weights` tell what depends on parameters.
-
-    `differentiable` are the tensors with a gradient.
-    """
-    return floor_sums(graph, cluster, differentiable, weights, (len(graph.ops),))[0]
-
-
-def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
-               ends: Sequence[int]) -> list[tuple[float, float, float]]:
-    """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
-    sums, fused = [[0.0, 0.0, 0.0]], chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
-    for op in graph.ops:
-        found = list(sums[-1])
-        shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
-        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
-        dtype = _dtype_of(graph, op)
-        late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
-        ways = [0] * len(forward) + [1 + waits for waits in late]
-        for way, kernel in zip(ways, (*forward, *backward), strict=True):
-            found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
-        sums.append(found)
-    return [(sums[end][0], sums[end][1], sums[end][2]) for end in ends]
-
-
-def _least(cluster: Cluster, kernel: Kernel, rings: bool) -> float:
-    """The least seconds of a kernel's part; most blocks of a causal ring have the curve of full attention."""
-    found = least_seconds(cluster.device, kernel, cluster.size)
-    if not rings or not kernel.kind.startswith("attention") or not kernel.shape[-1]:
-        return found
-    block = replace(kernel, shape=(*kernel.shape[:-1], 0), name=kernel.name.replace("causal", "full"))
-    return min(found, least_seconds(cluster.device, block, cluster.size))
-
-
 def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool) -> float:
     """Seconds of the conversion from an op to the program's end, and of the gradient back where it `flows`, as they
     count.
@@ -473,19 +292,3 @@ def end_seconds(pricing: Pricing, t: int, choice: Choice, port: int, flows: bool
     return float(there * times.forward + back * times.backward)
 
 
-def cone_cost(pricing: Pricing) -> tuple[float, float]:
-    """(seconds, bytes) that every rank has under any choice.
-
-    Seconds are those of the forward of the cone's ops, in one microbatch. Bytes are those of buffers, constants and
-    idle parameters, and of the inputs of the whole batch.
-    """
-    graph = pricing.graph
-    dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
-    whole = Layout.broadcast(pricing.mesh)
-    cone = [(op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ())) for op in graph.ops
-            if not dependent.intersection(op.outputs)]
-    seconds = sum(op_seconds(pricing, op, choice, frozenset()) for op, choice in cone)
-    held = sum(t.nbytes * (pricing.microbatches if t.kind is Kind.INPUT else 1) for t in graph.tensors
-               if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))
-    idle = sum(t.nbytes for i, t in enumerate(graph.tensors) if t.kind is Kind.PARAMETER and i not in used)
-    return seconds, float(held + idle)

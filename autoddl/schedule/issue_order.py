@@ -25,7 +25,8 @@ from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.ring import SHIFT, ring_turns
 from autoddl.operators.rules.nn import REDUCING, Inner, inner_collectives
 from autoddl.operators.work import weight_kernels
-from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.kernel_prices import pass_seconds
+from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice
 from autoddl.schedule.actions import Action, Actions, Compute, Leg, Pass, Start
 from autoddl.schedule.buckets import ParameterEdge, gather_buckets, gradient_buckets, parameter_edges

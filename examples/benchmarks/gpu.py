@@ -57,7 +57,7 @@ from autoddl.cost_models.kernel import kernel_seconds
 from autoddl.operators.fusion import as_compiled
 from autoddl.operators.work import base, work
 from autoddl.planner.question import rebuild
-from autoddl.pricing.price import kernel_of
+from autoddl.pricing.kernel_prices import kernel_of
 from autoddl.runtime.parallelize import parallelize
 
 Row = dict[str, Any]

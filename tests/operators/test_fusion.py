@@ -19,7 +19,9 @@ from autoddl.core.plan import load_plan
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
 from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
 from autoddl.planner.question import problem_on, question_of, rebuild
-from autoddl.pricing.price import Pricing, floor_seconds, pass_seconds
+from autoddl.pricing.floors import floor_seconds
+from autoddl.pricing.kernel_prices import pass_seconds
+from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice
 
 ROWS, WIDTH = 32, 16

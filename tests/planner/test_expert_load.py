@@ -19,7 +19,8 @@ from autoddl.core.plan import Plan
 from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.rules.table import options
 from autoddl.planner.question import rebuild
-from autoddl.pricing.price import Pricing, pass_seconds
+from autoddl.pricing.kernel_prices import pass_seconds
+from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice
 
 

@@ -33,7 +33,7 @@ from autoddl.planner.process_pool import beside, mapper
 from autoddl.planner.question import rebuild
 from autoddl.planner.search_jobs import Answer, Job, Jobs
 from autoddl.pricing.build_problem import network_of
-from autoddl.pricing.price import floor_seconds
+from autoddl.pricing.floors import floor_seconds
 from autoddl.pricing.space import Region, everything
 from autoddl.search import Above, large, solve
 

@@ -24,7 +24,7 @@ from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.pricing.price import floor_passes
+from autoddl.pricing.floors import floor_passes
 from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.stage_seconds import stage_seconds
 

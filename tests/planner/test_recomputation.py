@@ -20,7 +20,7 @@ from autoddl.core.plan import Plan
 from autoddl.explain.explain import proved
 from autoddl.operators.recomputed import recomputed_ops
 from autoddl.planner.question import rebuild
-from autoddl.pricing.price import pass_seconds
+from autoddl.pricing.kernel_prices import pass_seconds
 from autoddl.schedule.traffic import traffic
 
 POLICIES = ("none", "first-1", "full")

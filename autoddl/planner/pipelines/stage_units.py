@@ -45,7 +45,8 @@ from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.planner.pipelines.stored_once import most_twice
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.price import Pricing, cone_cost, floor_sums
+from autoddl.pricing.floors import cone_cost, floor_sums
+from autoddl.pricing.price import Pricing
 
 __all__ = ["StageUnits", "structure"]
 

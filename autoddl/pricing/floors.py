@@ -1,0 +1,78 @@
+"""Computes what no plan is below: the work of all ops split evenly, and what every rank has under any choice.
+
+    floor    all work split evenly over all devices, with no communication
+    cone     the ops that depend on no parameter, which every rank runs whole
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autoddl.core.graph import Graph, Kind
+from autoddl.core.layout import Layout
+from autoddl.cost_models import Cluster, Kernel, least_seconds
+from autoddl.operators.fusion import chains
+from autoddl.operators.ring import offers_ring
+from autoddl.operators.work import weight_kernels, work
+from autoddl.pricing.choices import Choice
+from autoddl.pricing.kernel_prices import computed_dtype, kernel_of, op_seconds
+from autoddl.pricing.price import Pricing
+
+__all__ = ["cone_cost", "floor_passes", "floor_seconds", "floor_sums"]
+
+
+def floor_seconds(graph: Graph, cluster: Cluster) -> float:
+    """Seconds that no plan is below: all work split evenly over all devices, with no communication."""
+    return sum(floor_passes(graph, cluster, graph.differentiable()))
+
+
+def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int] = frozenset()
+                 ) -> tuple[float, float, float]:
+    """`floor_seconds` of forward, of backward, and of what waits for W if `weights` tell what depends on parameters.
+
+    `differentiable` are the tensors with a gradient.
+    """
+    return floor_sums(graph, cluster, differentiable, weights, (len(graph.ops),))[0]
+
+
+def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
+               ends: Sequence[int]) -> list[tuple[float, float, float]]:
+    """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
+    sums, fused = [[0.0, 0.0, 0.0]], chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
+    for op in graph.ops:
+        found = list(sums[-1])
+        shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
+        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
+        dtype = computed_dtype(graph, op)
+        late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
+        ways = [0] * len(forward) + [1 + waits for waits in late]
+        for way, kernel in zip(ways, (*forward, *backward), strict=True):
+            found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
+        sums.append(found)
+    return [(sums[end][0], sums[end][1], sums[end][2]) for end in ends]
+
+
+def _least(cluster: Cluster, kernel: Kernel, rings: bool) -> float:
+    """The least seconds of a kernel's part; most blocks of a causal ring have the curve of full attention."""
+    found = least_seconds(cluster.device, kernel, cluster.size)
+    if not rings or not kernel.kind.startswith("attention") or not kernel.shape[-1]:
+        return found
+    block = replace(kernel, shape=(*kernel.shape[:-1], 0), name=kernel.name.replace("causal", "full"))
+    return min(found, least_seconds(cluster.device, block, cluster.size))
+
+
+def cone_cost(pricing: Pricing) -> tuple[float, float]:
+    """(seconds, bytes) that every rank has under any choice.
+
+    Seconds are those of the forward of the cone's ops, in one microbatch. Bytes are those of buffers, constants and
+    idle parameters, and of the inputs of the whole batch.
+    """
+    graph = pricing.graph
+    dependent, used = graph.dependent(), {t for op in graph.ops for t in op.inputs}
+    whole = Layout.broadcast(pricing.mesh)
+    cone = [(op, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ())) for op in graph.ops
+            if not dependent.intersection(op.outputs)]
+    seconds = sum(op_seconds(pricing, op, choice, frozenset()) for op, choice in cone)
+    held = sum(t.nbytes * (pricing.microbatches if t.kind is Kind.INPUT else 1) for t in graph.tensors
+               if t.kind in (Kind.BUFFER, Kind.CONSTANT, Kind.INPUT))
+    idle = sum(t.nbytes for i, t in enumerate(graph.tensors) if t.kind is Kind.PARAMETER and i not in used)
+    return seconds, float(held + idle)
