@@ -27,7 +27,7 @@ from autoddl.explain.memory_rows import check_row
 from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.own_facts import told_by_trials
 from autoddl.planner.assemble import assemble_choice
-from autoddl.planner.budget_search import BudgetSearch, least_peak
+from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.candidates import policies_on
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
@@ -41,6 +41,7 @@ from autoddl.planner.question import (
     solve_question,
     split_by_microbatches,
 )
+from autoddl.planner.row_problems import least_peak
 from autoddl.pricing.build_problem import Row
 from autoddl.pricing.price import Pricing, add_seconds
 from autoddl.pricing.space import Variable

@@ -8,6 +8,7 @@ Reading order:
     meshes, pins           the meshes that a cluster has, and the constraints of a user
     candidates             a mesh, a region of its plans, a number of microbatches
     mesh_search            the outer search over candidates; `search_jobs` on the processes of `process_pool`
+    row_problems           one candidate's problems of rows of bytes, and the rows with the highest bounds
     budget_search          one candidate under a memory budget: where the budget's bound is proved (`peaks` draws memory
                            lines)
     regular                fewer kinds of blocks in the found plan, where they cost next to nothing (`mixtures`)

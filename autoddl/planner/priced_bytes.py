@@ -18,8 +18,9 @@ from math import inf
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
-from autoddl.planner.budget_search import BudgetSearch, best_weights, plane_of
+from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.candidates import Candidate
+from autoddl.planner.row_problems import best_weights, plane_of
 from autoddl.planner.search_jobs import Jobs
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import Row
