@@ -29,7 +29,6 @@ from torch.utils._pytree import tree_flatten
 from autoddl.capture.capture import Captured
 from autoddl.capture.fx_tools import with_inputs
 from autoddl.core.conversion import Step
-from autoddl.core.errors import MachineError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout
@@ -43,6 +42,7 @@ from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.operators.work import VIEWS, base, intermediates, is_product
+from autoddl.runtime.collectives.inside_kernels import exchange_inside, reduce_inside
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Route, make_moves
@@ -366,8 +366,9 @@ class _Lowering:
         tensors = self.graph.tensors
         return Site(op, tuple(tensors[t] for t in op.inputs), tuple(tensors[t] for t in op.outputs),
                     option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name)), self.plan.mesh,
-                    self.groups.coordinate, partial(self.reduce, op.name), self.seed, partial(self.exchange, op.name),
-                    partial(self.shift, op.name))
+                    self.groups.coordinate, partial(reduce_inside, self.groups, self.recorder, op.name), self.seed,
+                    partial(exchange_inside, self.groups, self.recorder, op.name),
+                    partial(start_shift, self.groups, self.recorder, op.name))
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments, with its tensors replaced by `inputs`, slot by slot."""
@@ -375,45 +376,6 @@ class _Lowering:
         placed = [self.device if name == "device" and value is not None else value
                   for name, value in zip(parameters(node.target), args, strict=False)]  # type: ignore[arg-type]
         return tuple(placed), kwargs | ({"device": self.device} if kwargs.get("device") is not None else {})
-
-    def reduce(self, name: str, tensor: Tensor, how: str, axes: tuple[int, ...]) -> Tensor:
-        """Runs an all-reduce inside the kernel of op `name`; returns the sum or maximum."""
-        names = "+".join(self.plan.mesh.names[a] for a in axes)
-        if self.groups.of(axes) is None:
-            return tensor
-        buffer, recorder = tensor.contiguous(), self.recorder
-        nbytes = buffer.numel() * buffer.element_size()
-        recorder.note(recorder.direction, "all-reduce", names, nbytes, name,
-                      self.groups.algorithm("all-reduce", axes, nbytes) if recorder.timed else "")
-        try:
-            self.groups.start("all-reduce", axes, buffer, buffer, asynchronous=False, how=how)
-        except RuntimeError as error:
-            raise MachineError(f"all-reduce over {names} inside a kernel failed: {error}") from error
-        recorder.started(None)
-        return buffer
-
-    def exchange(self, name: str, rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...],
-                 axes: tuple[int, ...], nbytes: int) -> Tensor:
-        """Runs an all-to-all inside the kernel of op `name`, of so many rows to and from each member of the group.
-
-        The load is what this rank receives of others' rows over what it sends of its own, and the record says it."""
-        names, group = "+".join(self.plan.mesh.names[a] for a in axes), self.groups.of(axes)
-        if group is None:
-            return rows
-        own, others = (sum(sent), sum(received)) if nbytes == rows.nbytes else (sum(received), sum(sent))
-        self.recorder.note(self.recorder.direction, "all-to-all", names, nbytes, f"{name}, load {others / own:.2f}")
-        found = rows.new_empty(sum(received), *rows.shape[1:])
-        try:
-            torch.distributed.all_to_all_single(found, rows, list(received), list(sent), group=group)
-        except RuntimeError as error:
-            raise MachineError(f"all-to-all over {names} inside a kernel failed: {error}") from error
-        self.recorder.started(None)
-        return found
-
-
-    def shift(self, name: str, given: Tensor, axes: tuple[int, ...], number: int) -> Callable[[], Tensor]:
-        """Starts a shift inside the kernel of op `name`; returns what waits for it, and gives what came."""
-        return start_shift(self.groups, self.recorder, name, given, axes, number)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:
