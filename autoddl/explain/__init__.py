@@ -3,7 +3,7 @@
 Reading order:
 
     explain                 why a plan is as it is, what other choices cost, and the certificate of its bound
-    memory_rows             checks the rows of bytes that a bound under a budget rests on
+    rows                    checks the rows of bytes that a bound under a budget rests on: a room of its own
     breakdown               seconds and bytes by block; `axis_splits` says what each mesh axis splits
     utilisation             model-FLOP utilisation
     pareto                  `autoddl front`: plans of least seconds against bytes, or against devices

@@ -23,7 +23,7 @@ from autoddl.core.plan import Conversion, Decision, Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
-from autoddl.explain.memory_rows import check_row
+from autoddl.explain.rows.memory_rows import check_row
 from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.own_facts import told_by_trials
 from autoddl.planner.assemble import assemble_choice

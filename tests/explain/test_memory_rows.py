@@ -12,7 +12,8 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.recompute import policy_blocks
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.explain.memory_rows import bytes_at_moments, check_row, line_at_moments, numbers_of
+from autoddl.explain.rows.memory_rows import check_row, line_at_moments, numbers_of
+from autoddl.explain.rows.row_bytes import bytes_at_moments
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.kept_tensors import with_kept_tensors

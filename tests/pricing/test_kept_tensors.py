@@ -11,7 +11,7 @@ from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.cost_models import load_cluster
-from autoddl.explain.memory_rows import line_at_moments, numbers_of
+from autoddl.explain.rows.memory_rows import line_at_moments, numbers_of
 from autoddl.planner.peaks import draft_of
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.kept_tensors import keepers_of, with_kept_tensors

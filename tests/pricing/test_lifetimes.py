@@ -18,7 +18,7 @@ from autoddl.core.layout import B, Mesh
 from autoddl.core.precision import Precision
 from autoddl.core.recompute import policy_blocks
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.explain.memory_rows import line_at_moments, numbers_of
+from autoddl.explain.rows.memory_rows import line_at_moments, numbers_of
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import draft_of
