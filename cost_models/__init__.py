@@ -17,13 +17,11 @@ Reading order:
     collectives             seconds of a collective: the cheapest algorithm of the backend (`backends`, `call`)
     algorithms, hierarchy   seconds by algorithm; those over two levels, such as a two-level all-reduce, in `hierarchy`
     switches                an all-reduce in switches that reduce, and whether they have room
-    events, timeline, pipelines      a time line of tasks on the streams of ranks
-    pipeline_bounds         paths of a pipeline, below its seconds whatever its stages take
+    timelines/              tasks on the streams of ranks, and bounds of what a pipeline of them takes
 
 Others use the names that this file exports. They also import some modules by name:
 
-    machine (Device, Host), groups (crossings), curves, timeline (Task, simulate), pipelines (simulate_pipeline),
-    pipeline_bounds, switches, links and backends (their tables), units (texts)
+    machine (Device, Host), groups (crossings), curves, switches, links and backends (their tables), units (texts)
 
 This room imports `core` alone. Nothing here knows models, plans or torch.
 """

@@ -1,7 +1,7 @@
 """Defines the search for the best cut of a chain of blocks into stages: question, paths, answer and proof.
 
 A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. The seconds of a cut are the makespan of its pipeline,
-which is nowhere below any path of the schedule's task graph (`cost_models.pipeline_bounds`):
+which is nowhere below any path of the schedule's task graph (`cost_models.timelines.pipeline_bounds`):
 
     seconds(n) >= path(n) = sum over s of c[s] . seconds[s, n[s]] + sum over boundaries of d[b] transfer[b]
 

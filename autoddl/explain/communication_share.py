@@ -17,7 +17,7 @@ from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Group, Level, collective, parse_quantity
 from autoddl.cost_models.links import expand_link, protocol_of
 from autoddl.cost_models.software import HOST
-from autoddl.cost_models.timeline import Task, simulate
+from autoddl.cost_models.timelines.timeline import Task, simulate
 from autoddl.explain.data_parallel_work import Traced, Work, work_of
 
 __all__ = ["Network", "Share", "over", "shares"]

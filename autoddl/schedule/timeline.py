@@ -20,7 +20,7 @@ With gloo, more is known of the streams and of the CPU:
     issue         handing it over and waiting for it takes time of the computing stream (`Host.issue`)
 
 The result has the form of a recorded step: the same functions read both. Computation and communication slow each other
-by the factor `slowdown` while both run (see `cost_models.timeline`).
+by the factor `slowdown` while both run (see `cost_models.timelines.timeline`).
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, RecordedStep
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.machine import Host
-from autoddl.cost_models.timeline import COMPUTE, Task, simulate
+from autoddl.cost_models.timelines.timeline import COMPUTE, Task, simulate
 from autoddl.schedule.actions import Action, Compute, Pass, Start, Wait
 from autoddl.schedule.issue_order import KnownPrices, list_actions
 

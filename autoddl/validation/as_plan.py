@@ -32,8 +32,8 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, transfers_of
 from autoddl.cost_models import Cluster
-from autoddl.cost_models.pipelines import simulate_pipeline
 from autoddl.cost_models.profile import SHIPPED, Profile
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 from autoddl.planner.assemble import assemble
 from autoddl.planner.candidates import Candidate, Solved, Space, under_policies
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes

@@ -9,7 +9,7 @@ from autoddl.cli.tables.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, check_schedule, live_activations, needs, peak_activations
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 
 DEPTHS = range(2, 9)
 LINES = [(text, depth, n) for depth in range(1, 9) for n in (1, depth, 2 * depth, 3 * depth + 1)

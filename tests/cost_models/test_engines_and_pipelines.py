@@ -8,9 +8,9 @@ import pytest
 from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.events import FLOOR, TaskTraits, run_overlapping
-from autoddl.cost_models.pipelines import add_ends, simulate_pipeline
-from autoddl.cost_models.timeline import COMPUTE, Task, Timeline, order_edges, simulate
+from autoddl.cost_models.timelines.events import FLOOR, TaskTraits, run_overlapping
+from autoddl.cost_models.timelines.pipelines import add_ends, simulate_pipeline
+from autoddl.cost_models.timelines.timeline import COMPUTE, Task, Timeline, order_edges, simulate
 
 PUBLISHED = [  # ranks, microbatches, F, B, W, transfer in ms; bubble of 1F1B, of ZB-H1
     (8, 24, 18.522, 18.086, 9.337, 0.601, 0.2431, 0.1585), (8, 32, 18.513, 18.086, 9.331, 0.626, 0.1985, 0.1242),

@@ -10,8 +10,8 @@ from sampling import parametrize_or_slow
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipeline_bounds import closed_paths, critical_path, done_once
-from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, done_once
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 
 EXACT = 1e-12
 DEPTHS = (2, 4, 6)

@@ -39,7 +39,7 @@ from autoddl.core.record import (
     read_record,
     step_text,
 )
-from autoddl.cost_models.timeline import simulate
+from autoddl.cost_models.timelines.timeline import simulate
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import Pair, late, later, misses, typical
 from autoddl.launch.record_writer import step_of

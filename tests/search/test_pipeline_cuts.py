@@ -13,7 +13,7 @@ from sampling import parametrize_or_slow
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.pipeline_cuts import joined, least_over_cuts

@@ -14,7 +14,7 @@ from random_pipelines import draw_transfers, makespan
 
 from autoddl.core.pipeline_cuts import CutProblem, CutSolution, PricedPath, PricedStages, StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.pipeline_cuts import least_over_cuts
 

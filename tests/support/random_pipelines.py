@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.pipelines import simulate_pipeline
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 
 __all__ = ["NAMES", "draw_schedule", "draw_stages", "draw_transfers", "makespan"]
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, RecordedStep, own_seconds
-from autoddl.cost_models.timeline import Timeline
+from autoddl.cost_models.timelines.timeline import Timeline
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.staged_run import foreseen_stages, ranks_text
 from autoddl.schedule.timeline import Span

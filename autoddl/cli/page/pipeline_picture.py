@@ -10,7 +10,7 @@ from typing import Any
 
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
-from autoddl.cost_models.timeline import COMPUTE, Timeline
+from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
 from autoddl.explain.staged_run import foreseen_stages, ranks_text
 
 __all__ = ["draw_pipeline"]

@@ -8,7 +8,7 @@ from autoddl.cli.page.html import Html, button, datum, element, nbytes, seconds,
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import own_seconds
 from autoddl.cost_models import show_bytes, show_seconds
-from autoddl.cost_models.timeline import COMPUTE, Timeline
+from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
 from autoddl.explain.staged_run import ranks_text
 from autoddl.schedule.timeline import PredictedStep
 

@@ -8,8 +8,8 @@ A task begins at its column with its name and goes on in dashes; one shorter tha
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule, check_schedule
-from autoddl.cost_models.pipelines import simulate_pipeline
-from autoddl.cost_models.timeline import COMPUTE, Timeline
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
+from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
 
 __all__ = ["draw_schedule", "draw_timeline", "unit_timeline"]
 

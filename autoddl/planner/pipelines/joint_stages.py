@@ -6,7 +6,7 @@ below
 
     sum over its seconds x of c[x] x  +  sum over its boundaries of d[boundary] transfer  +  what others take
 
-on a path with these counts c and d (`cost_models.pipeline_bounds`). So the layouts of s are searched for the least of
+on a path with these counts c and d (`timelines.pipeline_bounds`). So the layouts of s are searched for the least of
 this, and the next stage with these. For both ends of a message may have to change before the step gets shorter. Counts
 are those of the critical path, then of the mean of all paths so far. Some are those of a stage alone, so that nothing
 is free. A tensor and its gradient count by the longer of both and by their mean. The fastest of all pipelines met is
@@ -36,7 +36,7 @@ from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
-from autoddl.cost_models.pipeline_bounds import critical_path
+from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.staged import Staged

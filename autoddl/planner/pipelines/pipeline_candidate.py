@@ -25,8 +25,8 @@ from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBo
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models.pipeline_bounds import closed_paths, trace_cut
-from autoddl.cost_models.pipelines import ONCE
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_prices

@@ -1,6 +1,6 @@
 """Predicts the step of a pipeline from the plans of its stages: their seconds, those of transfers, and the time line.
 
-    makespan of the schedule with the seconds of stages and of transfers               (`cost_models.pipelines`)
+    makespan of the schedule with the seconds of stages and of transfers               (`timelines.pipelines`)
 
 Where messages may be coded (`core.codecs`), each tensor and each gradient is sent as what is fastest. The seconds in
 which ranks code and decode then count as the transfer's.
@@ -20,8 +20,8 @@ from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
-from autoddl.cost_models.pipelines import simulate_pipeline
-from autoddl.cost_models.timeline import Timeline
+from autoddl.cost_models.timelines.pipelines import simulate_pipeline
+from autoddl.cost_models.timelines.timeline import Timeline
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.stored_once import update_twice
 from autoddl.schedule.stage_messages import Message, busiest, messages

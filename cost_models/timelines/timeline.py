@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.events import Edges, TaskTraits, run_overlapping, run_sequentially
+from autoddl.cost_models.timelines.events import Edges, TaskTraits, run_overlapping, run_sequentially
 
 __all__ = ["COMPUTE", "Task", "Timeline", "order_edges", "simulate", "simulate_ordered"]
 

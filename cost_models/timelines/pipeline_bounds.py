@@ -36,8 +36,8 @@ from itertools import pairwise
 
 from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.pipeline_cuts import CutProblem, PathBound, StageSeconds
-from autoddl.cost_models.events import run_sequentially
-from autoddl.cost_models.pipelines import ONCE, PipelineTasks, pipeline_tasks
+from autoddl.cost_models.timelines.events import run_sequentially
+from autoddl.cost_models.timelines.pipelines import ONCE, PipelineTasks, pipeline_tasks
 
 __all__ = ["closed_paths", "critical_path", "done_once", "trace_cut"]
 

@@ -32,8 +32,8 @@ from types import MappingProxyType
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Schedule, needs
-from autoddl.cost_models.events import Edges
-from autoddl.cost_models.timeline import Task, Timeline, order_edges, simulate_ordered
+from autoddl.cost_models.timelines.events import Edges
+from autoddl.cost_models.timelines.timeline import Task, Timeline, order_edges, simulate_ordered
 
 __all__ = ["ONCE", "PipelineTasks", "add_ends", "pipeline_tasks", "simulate_pipeline"]
 
