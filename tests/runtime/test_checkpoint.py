@@ -26,6 +26,7 @@ from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.launch.train import train as train_job
 from autoddl.runtime.checkpoints import checkpoint
+from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 STEPS = 2
@@ -120,22 +121,20 @@ def test_saved_under_one_plan_and_loaded_under_others(tmp_path: Path, loads: Seq
 
 def damage(plan: Plan, path: str) -> str:
     """The second save fails on one rank while it writes."""
-    import torch.distributed.checkpoint as dcp
-
     parallel, optimizer = started(plan)
     checkpoint.save(parallel, optimizer, path)
     kept = state(parallel, optimizer)
     train(parallel, optimizer, 1)
-    original = dcp.FileSystemWriter.write_data
+    original = CheckpointWriter.write_data
     if parallel.groups.rank == 1:
         def failing(*args: Any, **kwargs: Any) -> Any:
             raise OSError("no space left on device")
-        dcp.FileSystemWriter.write_data = failing  # type: ignore[method-assign]
+        CheckpointWriter.write_data = failing  # type: ignore[method-assign]
     try:
         with pytest.raises(MachineError, match="was not written"):
             checkpoint.save(parallel, optimizer, path)
     finally:
-        dcp.FileSystemWriter.write_data = original  # type: ignore[method-assign]
+        CheckpointWriter.write_data = original  # type: ignore[method-assign]
     checkpoint.load(parallel, optimizer, path)
     found = state(parallel, optimizer)
     assert all(torch.equal(found[name], kept[name]) for name in kept)
@@ -343,8 +342,6 @@ def crash(number: int) -> Callable[[Any, Any], None]:
 def test_a_crash_at_a_rename_leaves_a_whole_checkpoint(trained: Trained, tmp_path: Path, number: int, found: int,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the first the old one, before the second the new one; the next save clears up, or fails and keeps it."""
-    import torch.distributed.checkpoint as dcp
-
     def full(*_: object, **__: object) -> None:
         raise OSError("no space left on device")
 
@@ -356,7 +353,7 @@ def test_a_crash_at_a_rename_leaves_a_whole_checkpoint(trained: Trained, tmp_pat
             saved(trained, path, 2)
     assert path.exists() == (number == 0) and loaded(trained, path) == found
     with monkeypatch.context() as patch:
-        patch.setattr(dcp.FileSystemWriter, "write_data", full)
+        patch.setattr(CheckpointWriter, "write_data", full)
         with pytest.raises(MachineError, match="was not written"):
             saved(trained, path, 3)
     assert loaded(trained, path) == found

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 import zoo
 from planmaker import random_plans
 from ranks import on_ranks, shared
@@ -18,6 +17,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.runtime.checkpoints.checkpoint_series import check_series, kept_steps, path_of, settle
+from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.parallelize import parallelize
 
 STEPS, EVERY = 5, 2
@@ -100,13 +100,13 @@ def simple(folder: Path) -> tuple[Any, torch.optim.Optimizer]:
 def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written is the state of its own step, not of those that ran meanwhile."""
     model, optimizer = simple(tmp_path)
-    sample, held, original = zoo.regression(torch.float64)[1], threading.Event(), dcp.FileSystemWriter.write_data
+    sample, held, original = zoo.regression(torch.float64)[1], threading.Event(), CheckpointWriter.write_data
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         assert held.wait(60)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(dcp.FileSystemWriter, "write_data", slow)
+    monkeypatch.setattr(CheckpointWriter, "write_data", slow)
     with recovery.Keeper(tmp_path / "kept", 1) as keeper:
         model.step(sample)
         optimizer.step()
@@ -128,7 +128,7 @@ def test_a_full_disk_ends_training_with_a_line_and_keeps_the_last_checkpoint(
     folder, plan = tmp_path / "kept", plan_on("one=1")
     losses = trained(plan, str(folder), 3)
     with monkeypatch.context() as patch:
-        patch.setattr(dcp.FileSystemWriter, "write_data", full)
+        patch.setattr(CheckpointWriter, "write_data", full)
         with pytest.raises(MachineError, match=r"step-00000004 was not written .*No space left on device"):
             trained(plan, str(folder))
     assert [one.name for one in folder.iterdir()] == ["step-00000002"]

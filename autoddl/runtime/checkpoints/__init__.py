@@ -13,6 +13,10 @@ Reading order:
 
     checkpoint           saves and loads one; `autoddl.checkpoint`
     checkpoint_reader    reads its files, and runs nothing that they name
+    state_collector      collects the state for one save after another
+    staging              copies a state, so that training goes on while it is written
+    repeated_planner     plans a save once for many
+    checkpoint_writer    writes the files, a tensor at the price of its bytes
     checkpoint_folder    what may be replaced in a folder
     checkpoint_series    the names of many in one folder, and what a crash left there
     checkpoint_settings  the settings of an optimizer, as one value

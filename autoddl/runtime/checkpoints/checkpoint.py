@@ -32,6 +32,7 @@ from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_whole, places, refusal, rename
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, quietly, read
 from autoddl.runtime.checkpoints.checkpoint_settings import read_settings
+from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.checkpoints.residual_state import residual_state, restore_residuals, wanted_residuals
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
@@ -39,7 +40,7 @@ from autoddl.runtime.collectives.told_values import first_value
 if TYPE_CHECKING:
     from autoddl.runtime.parallelize import ParallelModel
 
-__all__ = ["check_state", "check_writable", "from_first", "is_first", "load", "save", "snapshot", "write"]
+__all__ = ["check_state", "check_writable", "completed", "from_first", "is_first", "load", "save", "snapshot", "write"]
 
 RECIPE = "recipe"
 
@@ -55,16 +56,19 @@ def is_first() -> bool:
     return not _distributed() or dist.get_rank() == 0
 
 
-def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None, steps: int) -> dict[str, Any]:
+def _state(module: nn.Module, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     model, state = get_state_dict(module, optimizer or (), options=_OPTIONS)
-    return {"model": model, "optimizer": state, "steps": torch.tensor(steps)}
+    return {"model": model, "optimizer": state, "steps": torch.tensor(0)}
 
 
-def _owned(state: dict[str, Any], copies: frozenset[str]) -> dict[str, Any]:
-    """The state without parameters that another stage saves, whose pieces would overlap with those of its own."""
-    firsts = tuple(f"{part}.{name}." for name in copies for part in ("state", "param_groups"))
-    return {**state, "model": {name: value for name, value in state["model"].items() if name not in copies},
-            "optimizer": {name: value for name, value in state["optimizer"].items() if not name.startswith(firsts)}}
+def completed(model: "ParallelModel", module: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of this rank that a checkpoint holds, of that of its module and its optimizer.
+
+    Without parameters that another stage saves, whose pieces would overlap with those of its own."""
+    firsts = tuple(f"{part}.{name}." for name in model.copies for part in ("state", "param_groups"))
+    return {"model": {name: value for name, value in module.items() if name not in model.copies},
+            "optimizer": {name: value for name, value in optimizer.items() if not name.startswith(firsts)},
+            "steps": torch.tensor(model.steps), RECIPE: model.plan.precision, **residual_state(model)}
 
 
 def _fresh(optimizer: torch.optim.Optimizer | None) -> bool:
@@ -130,22 +134,23 @@ def snapshot(model: "ParallelModel", optimizer: torch.optim.Optimizer | None) ->
     """The state of this rank that a checkpoint holds. Its tensors are the model's own, not copies."""
     fresh = _fresh(optimizer)
     with _without_gradients(optimizer if fresh else None):
-        state = {**_owned(_state(model.module, optimizer, model.steps), model.copies), RECIPE: model.plan.precision,
-                 **residual_state(model)}
+        state = completed(model, *get_state_dict(model.module, optimizer or (), options=_OPTIONS))
     if fresh:
         _forget_state(optimizer, state)
     return state
 
 
-def write(state: Mapping[str, Any], writing: Path, path: str | Path, group: dist.ProcessGroup | None = None) -> None:
+def write(state: Mapping[str, Any], writing: Path, path: str | Path, group: dist.ProcessGroup | None = None,
+          writer: CheckpointWriter | None = None) -> None:
     """Writes a state into the folder `writing`; every rank of `group` calls it. Errors are about `path`.
 
-    The folder is whole when the first rank comes back. Raises MachineError where writing fails, on every rank; also
-    where the ranks of `group` part before it is written."""
-    alone = group is None and not _distributed()
+    A `writer` that wrote the state before does it for less. The folder is whole when the first rank comes back. Raises
+    MachineError where writing fails, on every rank; also where the ranks of `group` part before it is written."""
+    alone, writer = group is None and not _distributed(), writer or CheckpointWriter()
     try:
         with quietly() if alone else nullcontext():
-            dcp.save(dict(state), checkpoint_id=writing, process_group=group, no_dist=alone)
+            dcp.save(dict(state), checkpoint_id=writing, storage_writer=writer, planner=writer.planner,
+                     process_group=group, no_dist=alone)
         if not alone and not _distributed():
             raise RuntimeError("the process group was destroyed before all ranks had written: leave the keeper's "
                                "`with` block, or call its finish(), first")
@@ -174,7 +179,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     if not is_whole(found):
         raise InputError(f"{path} is no checkpoint: it has no .metadata; give the folder that `save` wrote")
     with _without_gradients(optimizer if _fresh(optimizer) else None):
-        state = _state(model.module, optimizer, 0)
+        state = _state(model.module, optimizer)
     try:
         reader = CheckpointReader(found)
         saved = reader.read_metadata().state_dict_metadata

@@ -3,9 +3,9 @@
     step k*N done  ->  the state is copied  ->  a thread writes the copy  ->  the first rank names it, removes old ones
                        training waits            training goes on
 
-The ranks' threads meet in a group of their own, over gloo. There is one copy at a time: where a checkpoint is still
-being written when the next is due, training waits for it. A write that fails raises MachineError at the next step; the
-checkpoints from before are as they were.
+The ranks' threads meet in a group of their own, over gloo. The first save finds names and a plan for all that follow.
+There is one copy at a time: where a checkpoint is still being written when the next is due, training waits for it. A
+write that fails raises MachineError at the next step; the checkpoints from before are as they were.
 """
 
 import threading
@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from autoddl.capture.arguments import check_arguments
 from autoddl.core.errors import InputError, MachineError
-from autoddl.runtime.checkpoints.checkpoint import check_state, from_first, is_first, snapshot, write
+from autoddl.runtime.checkpoints.checkpoint import check_state, from_first, is_first, write
 from autoddl.runtime.checkpoints.checkpoint_folder import places, remove, rename
 from autoddl.runtime.checkpoints.checkpoint_series import path_of, prune, settle
 from autoddl.runtime.checkpoints.checkpoint_settings import fold_settings, packed
+from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, packed_safely, random_state
+from autoddl.runtime.checkpoints.staging import Staging
+from autoddl.runtime.checkpoints.state_collector import StateCollector
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
 
@@ -65,7 +67,7 @@ class Keeper:
         if why := from_first(settle(self.folder) if is_first() else ""):
             raise InputError(why)
         self._group, self._first = _group_of_all(timeout), is_first()
-        self._stager = DefaultStager(StagingOptions(False, False, False, False))
+        self._collector, self._staging, self._writer = StateCollector(), Staging(), CheckpointWriter()
         self._under_way: Future[None] | None = None
 
     def __enter__(self) -> "Keeper":
@@ -77,7 +79,6 @@ class Keeper:
             self.finish()
         elif self._under_way is not None and issubclass(kind, Exception):
             wait_for([self._under_way], GRACE_SECONDS)
-        self._stager.close()
 
     def after_step(self, model: "ParallelModel", optimizer: torch.optim.Optimizer | None, **others: Stateful) -> bool:
         """Begins a checkpoint if one is due; called after every step of the optimizer, on every rank.
@@ -100,11 +101,10 @@ class Keeper:
         check_stateful(others)
         self.finish()
         rank = dist.get_rank() if self._group is not None else 0
-        state = fold_settings(snapshot(model, optimizer), rank) | {
+        state = fold_settings(self._collector.state(model, optimizer), rank) | {
             f"{RANDOM}.{rank}": packed(random_state()),
             **{f"{OTHERS}.{name}": packed_safely(name, one.state_dict()) for name, one in others.items() if rank == 0}}
-        copied, step = self._stager.stage(state), model.steps
-        assert isinstance(copied, dict), "staging was asked to wait"
+        copied, step = self._staging.copied(state), model.steps
         self._under_way = _in_thread(lambda: self._write(copied, step))
 
     def finish(self) -> None:
@@ -120,8 +120,9 @@ class Keeper:
         """
         final, writing = places(path_of(self.folder, step))
         try:
-            write(state, writing, final, self._group)
+            write(state, writing, final, self._group, self._writer)
         except MachineError:
+            self._writer = CheckpointWriter()
             if self._first and writing.exists():  # its bytes may be what a full disk lacks
                 with suppress(OSError):
                     remove(writing)
