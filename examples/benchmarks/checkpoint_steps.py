@@ -7,6 +7,7 @@ rank are printed
     plain, with    seconds of a step, of a whole stretch by its length; and of the processor, all threads of the rank
     at once        seconds that training waits when a checkpoint begins: the state is collected and copied
     left           seconds that the checkpoint still takes when the stretch is over
+    alone          seconds of the processor, all threads of the rank, of a checkpoint without steps beside it
 """
 
 import os
@@ -61,7 +62,10 @@ def rank(folder: str, every: int, width: int) -> None:
             plain, kept = stretch(None), stretch(keeper)
             began = time.perf_counter()
             keeper.finish()
-            found.append((*plain[:2], *kept, time.perf_counter() - began))
+            left, alone = time.perf_counter() - began, time.process_time()
+            keeper.save(model, optimizer)
+            keeper.finish()
+            found.append((*plain[:2], *kept, left, time.process_time() - alone))
     if os.environ["RANK"] == "0":
         middle = [1e3 * statistics.median(column) for column in zip(*found, strict=True)]
         wall, busy = (statistics.median(row[2 + i] / row[i] for row in found) for i in (0, 1))
@@ -69,7 +73,7 @@ def rank(folder: str, every: int, width: int) -> None:
         print(f"{os.environ['WORLD_SIZE']} ranks, {size:.1f} MB of state, every {every} steps, medians of {ROUNDS} "
               f"pairs: plain {middle[0]:.1f} ms ({middle[1]:.1f} of the processor), with {middle[2]:.1f} ms "
               f"({middle[3]:.1f}): {wall - 1:+.1%} ({busy - 1:+.1%}); at once {middle[4]:.1f} ms, left "
-              f"{middle[5]:.1f} ms", flush=True)
+              f"{middle[5]:.1f} ms; alone {middle[6]:.1f} ms of the processor", flush=True)
     leave(0)
 
 

@@ -48,10 +48,11 @@ class _Sum(NamedTuple):
 
 def _sums(model: "ParallelModel") -> Iterator[_Sum]:
     """Every sparse sum of this rank; N counts the programs of the rank."""
-    mine = f"{PART}.{model.plan.fingerprint()}.{model.groups.rank}"
+    mine = ""
     for n, runner in enumerate(model.runners()):
         for members, move in runner.store.reducer.sparse_sums():
             assert move.sparse is not None
+            mine = mine or f"{PART}.{model.plan.fingerprint()}.{model.groups.rank}"
             at, axes = runner.groups.coordinate, move.axes
             parts = move.sparse.residual.split([one.leaf.numel() for one in members])
             pieces = tuple(_piece(f"{mine}.{n}", member, part, runner.groups, axes)
