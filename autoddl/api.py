@@ -183,7 +183,19 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
         found.append(Comparison(title, None, "not begun: interrupted", interrupted=True) if late else _row(title, find))
         if found[0].plan is None and found[0].interrupted:
             raise KeyboardInterrupt
-    return tuple(found)
+    return tuple(_beside_found(found, task))
+
+
+def _beside_found(rows: Sequence[Comparison], task: PlanTask) -> list[Comparison]:
+    """The rows; one of less seconds than the found plan says why that can be."""
+    best = rows[0].plan
+    if best is None:
+        return list(rows)
+    why = "faster than the found plan, whose search had no stages: add --stages" if task.options.stages == (1,) else \
+        f"faster than the found plan, whose search ended {best.gap:.1%} from its bound"
+    return [replace(row, detail="; ".join(filter(None, (why, row.detail)))) if row.plan is not None and row.plan
+            is not best and row.plan.predicted.seconds < best.predicted.seconds * (1 - 1e-6) and (
+                row.plan.pipeline is not None or task.options.stages != (1,)) else row for row in rows]
 
 
 _Find = Callable[[], tuple[Plan | None, str, bool]]

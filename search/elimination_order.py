@@ -45,8 +45,9 @@ def plan_exact_elimination(problem: Problem) -> EliminationProgram:
     program = plan_elimination(problem)
     work = sum(math.prod(recipe.shape) for _, recipe in program.messages())
     if not program.exact or work > WORK:
-        raise InputError(f"this problem is too large for exact answers and certificates: they would look at {work:.1g} "
-                         f"cells, and {WORK:.0g} are the most; plan on a mesh of fewer axes, as with --max-axes 2")
+        raise InputError(f"this problem is too large for exact answers: they would look at {work:.1g} cells, and "
+                         f"{WORK:.0g} are the most; `explain PLAN` without names or with --proof, and `report --quick` "
+                         "need none; a mesh of fewer axes has fewer")
     return program
 
 

@@ -21,7 +21,7 @@ from accelerate.utils import recursively_apply
 from torch import Tensor, nn
 
 from autoddl.adapters.module import parallel_of, planned_module
-from autoddl.adapters.variants import parallelize
+from autoddl.adapters.variants import with_variants
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.runtime.checkpoints import checkpoint
@@ -66,7 +66,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
                              "loss, or use an accelerator for each")
         for module in modules:
             before = dict(module.named_parameters())
-            self.planned = parallelize(module, self.plan, device=self.device)
+            self.planned = with_variants(module, self.plan, device=self.device)
             planned_module(self.planned)
             for one in args:
                 if isinstance(one, torch.optim.Optimizer):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from autoddl.adapters.accelerate import FOLDER
 from autoddl.adapters.module import planned_module
-from autoddl.adapters.variants import parallelize
+from autoddl.adapters.variants import with_variants
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.runtime.checkpoints import checkpoint
@@ -100,7 +100,7 @@ class PlannedStrategy(ParallelStrategy):  # type: ignore[misc]
             if not isinstance(module, torch.nn.Module):
                 raise InputError(f"the LightningModule has no module {self._name!r}: give PlannedStrategy module=, the "
                                  "name of the one that returns the loss")
-            self.planned = parallelize(module, self.plan, device=self.root_device, timeout=self._seconds)
+            self.planned = with_variants(module, self.plan, device=self.root_device, timeout=self._seconds)
             planned_module(self.planned)
         self.model_to_device()
         if trainer.state.fn == TrainerFn.FITTING:

@@ -21,6 +21,10 @@ from autoddl.runtime.parallel_model import ParallelModel
 
 __all__ = ["RankLoader"]
 
+_OPTIONS = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor",
+            "persistent_workers", "pin_memory_device")
+"""What may be asked of torch's DataLoader besides."""
+
 
 class RankLoader:
     """Iterates over the batches of an epoch; the next iteration is the next epoch.
@@ -40,6 +44,10 @@ class RankLoader:
                  collate_fn: Callable[[list[Any]], Any] = default_collate, **options: Any) -> None:
         check_arguments("RankLoader(model, dataset)",
                         ("the model", model, ParallelModel, "what autoddl.parallelize returned"))
+        wrong = [name for name in options if name not in _OPTIONS]
+        if wrong:
+            raise InputError(f"RankLoader has no option {wrong[0]!r}: batches are the plan's, their order its own; of "
+                             f"torch's DataLoader there are {', '.join(_OPTIONS)}")
         self._model, self._dataset, self._shuffle, self._seed = model, dataset, shuffle, seed
         self._collate, self._options, self._epoch, self._taken = collate_fn, options, 0, 0
         self._rows = next(one.rows() for one in model.batches())

@@ -23,7 +23,7 @@ from transformers.trainer import SCHEDULER_NAME, TRAINING_ARGS_NAME
 from autoddl.adapters.accelerate import FOLDER, Accelerator
 from autoddl.adapters.module import planned_module
 from autoddl.adapters.safetensors import load_safetensors, save_safetensors
-from autoddl.adapters.variants import parallelize
+from autoddl.adapters.variants import with_variants
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan, load_plan
 from autoddl.runtime.checkpoints import checkpoint
@@ -43,7 +43,7 @@ class Trainer(transformers.Trainer):
             raise InputError("label_smoothing_factor and compute_loss_func compute a loss outside of the model, and a "
                              "plan has that of the model: compute it in the model's forward")
         self.plan = plan if isinstance(plan, Plan) else load_plan(plan)
-        self.planned = parallelize(model, self.plan, device=args.device)
+        self.planned = with_variants(model, self.plan, device=args.device)
         super().__init__(planned_module(self.planned), args, *others, **kwargs)
 
     def _build_accelerator_args(self, **kwargs: Any) -> dict[str, Any]:

@@ -9,6 +9,8 @@ and the optimizer's state stay where they are. Rank 0 plans and tells the others
 """
 
 import copy
+import gc
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddl.api import plan as search_plan
-from autoddl.capture.arguments import check_arguments
+from autoddl.capture.arguments import check_arguments, said_kind
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.capture.wrappers import check_wrappers
@@ -32,7 +34,7 @@ from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
 from autoddl.runtime.parallelize import parallelize as run_plan
 
-__all__ = ["LocalBatch", "ParallelModel", "parallelize"]
+__all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
@@ -55,19 +57,46 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                     device, and no rank ever holds all of them
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
-    InputError for a model that is parallel already, MachineError where processes cannot reach each other.
+    InputError for a model that is parallel already or whose parameters an optimizer holds, MachineError where processes
+    cannot reach each other.
     """
+    if isinstance(model, ParallelModel):
+        raise InputError("the model is what parallelize returned, parallel already: give the plain module, or use it")
     check_arguments("parallelize(model, plan)", ("the model", model, nn.Module, "a torch.nn.Module"),
                     ("the plan", plan, Plan, "a Plan, as autoddl.plan or autoddl.load_plan return it"))
+    check_no_optimizer(model)
+    return with_variants(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured,
+                         compile=compile, graph=graph, weights=weights)
+
+
+def with_variants(model: nn.Module, plan: Plan, sample: object = None, *, weights: str | Path | None = None,
+                  **how: Any) -> ParallelModel:
+    """What `parallelize` returns, for loops whose optimizer may be made before: they give it the new parameters."""
     check_wrappers(model)
     planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
-    parallel = run_plan(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured,
-                        compile=compile, graph=graph, planner=planner, fill=weights is None)
+    parallel = run_plan(model, plan, sample, planner=planner, fill=weights is None, **how)
     if weights is not None:
         from autoddl.adapters.safetensors import load_safetensors
 
         load_safetensors(parallel, weights)
     return parallel
+
+
+def check_no_optimizer(model: nn.Module) -> None:
+    """Raises InputError where an optimizer holds the parameters, which are replaced: it would train nothing."""
+    mine = {id(p) for p in model.parameters()}
+    if not _optimizers(mine):
+        return
+    gc.collect()  # those that nothing else holds any more
+    for name in _optimizers(mine):
+        raise InputError(f"{name} was made of the parameters of this model, and would train nothing: parallelize "
+                         "replaces them; make the optimizer afterwards, of model.parameters() of what it returns")
+
+
+def _optimizers(parameters: Collection[int]) -> list[str]:
+    """What optimizers there are of parameters with these ids."""
+    return [said_kind(one) for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)
+            and any(id(p) in parameters for group in getattr(one, "param_groups", ()) for p in group["params"])]
 
 
 def _without_values(model: nn.Module) -> nn.Module:

@@ -35,4 +35,4 @@ def calibrate_verb(runs: RunsPath = None, ran: Ran = None,
     if output is not None:
         write_atomically(output, f"# autoddl calibrate wrote this of {len(found.errors)} runs, for plan --profile\n"
                          + found.profile.to_yaml())
-    show(calibration_tables.calibration_table(found), calibration_tables.calibration_rows(found), as_json)
+    show(calibration_tables.calibration_table(found, output), calibration_tables.calibration_rows(found), as_json)

@@ -167,7 +167,7 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
 
 
 def run_verb(plan: PlanPath, factory: FactoryText, set_: Set = None,
-        steps: Annotated[int, typer.Option(min=1, help="training steps")] = 10,
+        steps: Annotated[int, typer.Option(min=1, help="steps in all, with those before a checkpoint")] = 10,
         lr: Annotated[float, typer.Option(help="learning rate of AdamW")] = 1e-3,
         save: Annotated[Path | None, typer.Option(help="checkpoint at the end, in this folder")] = None,
         cluster: Annotated[Path | None, typer.Option(help="refuse a plan made for another cluster")] = None,

@@ -55,10 +55,10 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
         checkpoint.check_writable(job["save"])
     plan, factory = load_plan(job["plan"]), Factory(**job["factory"])
     model, batch = built(factory)
-    log = recorded(job, plan)
     parallel = parallelize(model, plan, batch, timeout=job.get("timeout", TIMEOUT))
     optimizer, losses = torch.optim.AdamW(parallel.parameters(), lr=job["lr"]), Losses([])
     first = _resumed(job, parallel, optimizer, losses, tell)
+    log = recorded(job, plan) if first < job["steps"] else None  # with nothing to run, the record before stays
     seconds = []
     with _keeper(job) as keeper:
         for number in range(first, job["steps"]):

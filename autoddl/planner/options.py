@@ -6,8 +6,9 @@ field. The model, the cluster, the sample and the listener of progress are no op
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
+from difflib import get_close_matches
 from math import inf
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
@@ -195,7 +196,16 @@ class PlanOptions:
 
     @classmethod
     def of(cls, options: Options) -> "PlanOptions":
-        """The options that a caller's keywords say; an unknown keyword raises TypeError."""
+        """The options that a caller's keywords say. Raises InputError for an unknown one, and for one that is no tuple.
+        """
+        known = {one.name: one.default for one in fields(cls)}
+        for name, value in options.items():
+            if name not in known:
+                near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                raise InputError(f"there is no option {name!r}; did you mean {near!r}? There are {', '.join(known)}")
+            if isinstance(known[name], tuple) and (
+                    not isinstance(value, Iterable) or (name == "pins" and isinstance(value, str))):
+                raise InputError(f"{name} is {value!r}: give a tuple of what is asked for, like {name}=({value!r},)")
         return cls(**options)  # type: ignore[arg-type]
 
     def words(self) -> Options:

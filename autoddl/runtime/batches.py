@@ -5,7 +5,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +67,11 @@ class LocalBatch:
 
     parts: tuple[Mapping[str, Tensor], ...]
     program: str = ""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Raises InputError: a piece of a batch is no tuple of whole tensors."""
+        raise InputError("this is a rank's piece of a batch, which model.step and model(...) take as it is: for "
+                         "tensors of it, ask the model for outputs, or load whole batches by torch's DataLoader")
 
 
 class Batches:

@@ -49,6 +49,14 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 UNTYPED: Any = autoddl
 DATA = torch.utils.data.TensorDataset(torch.zeros(1))
 
+
+
+def _optimizer_before(on: Any) -> object:
+    module = tiny(1)
+    optimizer = torch.optim.AdamW(module.parameters())
+    return UNTYPED.parallelize(module, on.plan), optimizer
+
+
 MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
     "a batch that is spread out": (
         lambda on: on.model.step(on.ids, on.ids),
@@ -92,6 +100,19 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
                          r"Keeper\(folder, every, keep\): the folder is a path, not an int"),
     "DataParallel": (lambda on: UNTYPED.parallelize(nn.DataParallel(tiny(1)), on.plan),
                      "the model is wrapped in DataParallel, whose work a plan does itself: give the module inside"),
+    "an optimizer made before": (
+        _optimizer_before, r"an AdamW was made of the parameters of this model, and would train nothing: .*afterwards"),
+    "parallel already": (lambda on: UNTYPED.parallelize(on.model, on.plan), "parallel already: give the plain module"),
+    "an unknown option": (lambda on: UNTYPED.plan(tiny(1), parse_cluster(ALONE % 1, "test"), optimiser="sgd"),
+                          "there is no option 'optimiser'; did you mean 'optimizer'"),
+    "a number of stages": (lambda on: UNTYPED.plan(tiny(1), parse_cluster(ALONE % 1, "test"), stages=2),
+                           r"stages is 2: give a tuple of what is asked for, like stages=\(2,\)"),
+    "a text of pins": (lambda on: UNTYPED.plan(tiny(1), parse_cluster(ALONE % 1, "test"), pins="machine=tensor"),
+                       "pins is 'machine=tensor': give a tuple"),
+    "a loader's own batch": (lambda on: UNTYPED.RankLoader(on.model, DATA, batch_size=4),
+                             "RankLoader has no option 'batch_size': batches are the plan's"),
+    "a piece of a batch unpacked": (lambda on: tuple(on.model.local_batch((on.ids, on.ids))),
+                                    r"a rank's piece of a batch, which model\.step and model\(\.\.\.\) take as it is"),
     "DataParallel planned": (lambda on: UNTYPED.plan(nn.DataParallel(tiny(1)), parse_cluster(ALONE % 1, "test"),
                                                      (on.ids, on.ids)), "wrapped in DataParallel")}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import exp, sqrt
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -28,8 +29,8 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
-def calibration_table(found: Calibrated) -> RenderableType:
-    """Errors by source, then the constants, then what has no price."""
+def calibration_table(found: Calibrated, output: Path | None = None) -> RenderableType:
+    """Errors by source, then the constants, then what has no price, and where the profile was written."""
     errors = columns("source", "runs", "error before", "fitted", "run left out", "source left out")
     every = {**_sources(found), **({"all": found.errors} if len(_sources(found)) > 1 else {})}
     for name, rows in every.items():
@@ -47,7 +48,10 @@ def calibration_table(found: Calibrated) -> RenderableType:
         left.add_row(one.run.row, one.reason)
     unlike = ("on the whole, these runs are further from the package's figures than a machine's usually are: look at "
               "the cluster, and at the framework of the rows",) if found.unlike else ()
-    return Group(errors, "", constants, *unlike, *(("", left) if found.unpriced else ()))
+    programs = f"priced as run by {found.profile.software}" if found.profile.software else "of several programs"
+    written = (f"written  {output}",) if output is not None else ()
+    return Group(errors, "", f"the runs are {programs}", "", constants, *unlike,
+                 *(("", left) if found.unpriced else ()), *written)
 
 
 def _sources(found: Calibrated) -> dict[str, list[Errors]]:
