@@ -7,7 +7,7 @@
       - {name: rack, size: 2, link: InfiniBand-HDR, shared_by: node, oversubscription: 2}   # a link of hardware/
 
 Optional: `measured:`, which a calibration writes, and `backend:`, the library of collectives. By default it is gloo for
-a cpu and nccl for a gpu, which AMD calls RCCL; a device of hardware/ may name its own, like hccl.
+a cpu and nccl for a gpu, which AMD calls RCCL. A device of hardware/ may name its own, like hccl.
 Where devices differ, `parts: [{device: A100-80GB, ranks: 8}, {device: V100-16GB, ranks: 8}]` stands for `device:`.
 What the words mean is said in `machine`, where the values are; this module only reads them.
 

@@ -71,7 +71,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
 
 def with_variants(model: nn.Module, plan: Plan, sample: object = None, *, weights: str | Path | None = None,
                   **how: Any) -> ParallelModel:
-    """What `parallelize` returns, for loops whose optimizer may be made before: they give it the new parameters."""
+    """Returns what `parallelize` does, for loops that give an optimizer made before the new parameters."""
     check_wrappers(model)
     planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
     parallel = run_plan(model, plan, sample, planner=planner, fill=weights is None, **how)
@@ -94,7 +94,7 @@ def check_no_optimizer(model: nn.Module) -> None:
 
 
 def _optimizers(parameters: Collection[int]) -> list[str]:
-    """What optimizers there are of parameters with these ids."""
+    """Names the optimizers that there are of parameters with these ids."""
     return [said_kind(one) for one in gc.get_objects() if issubclass(type(one), torch.optim.Optimizer)
             and any(id(p) in parameters for group in getattr(one, "param_groups", ()) for p in group["params"])]
 

@@ -90,7 +90,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     """The task of planning `model` with `sample` on `cluster`, with the model captured.
 
     `name` and `factory` are written into the plan. Raises InputError where the cluster lists no peak for the dtype that
-    the options' precision computes in, and where an option is about a part that the model has not.
+    the options' precision computes in. It also does where an option is about a part that the model has not.
     """
     began = perf_counter()
     _check_kinds(model, cluster)

@@ -169,7 +169,7 @@ class ParallelModel:
         return LocalBatch(tuple(part for one in self.batches() for part in one.local_of_rows(batch, first, number)))
 
     def batches(self) -> Sequence[Batches]:
-        """What cuts the batches of the plan for each program that this rank runs."""
+        """Returns what cuts the batches of the plan, for each program that this rank runs."""
         raise NotImplementedError
 
     def runners(self) -> Sequence[ProgramRunner]:
