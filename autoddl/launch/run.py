@@ -13,7 +13,7 @@ from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import is_rank
-from autoddl.cost_models import load_cluster
+from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
@@ -92,8 +92,12 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
 def _check_cluster(plan: Plan, path: Path) -> None:
     cluster = load_cluster(path)
     if cluster.fingerprint != plan.fingerprints.get("cluster"):
-        raise MismatchError(f"the plan was made for another cluster, {plan.cluster}, than {path} describes "
-                            f"({cluster.name}): plan for this one")
+        text = plan.source.get("cluster")
+        known = parse_cluster(text, "the plan's cluster").to_yaml().splitlines() if text else []
+        other = [line.strip(" -") for line in cluster.to_yaml().splitlines() if line not in known]
+        shown = f"its file has {other[0]!r}" if other else f"its name is {cluster.name}"
+        raise MismatchError(f"the plan was made for another cluster, {plan.cluster}, than {path} describes: {shown}; "
+                            "plan for this one, or give the plan's")
 
 
 def _job_of(job: dict[str, Any], file: PlanFile) -> dict[str, Any]:

@@ -22,8 +22,9 @@ def time_line(facts: Facts) -> Html:
         step = facts.step.step
         chart = tracks(_rows(facts.step), step.seconds, kinds, "time line of rank 0")
         said = element("p", "Without the update a step takes ", seconds(step.seconds, "step/seconds"),
-                       " on this line; in ", seconds(step.exposed, "step/exposed"), " of it the rank waits, and ",
-                       seconds(step.hidden, "step/hidden"), " of communication are hidden.")
+                       " on this line; in ", seconds(step.exposed, "step/exposed"), " of it the rank waits. Messages "
+                       "are under way beside computation for ", seconds(step.hidden, "step/hidden"),
+                       " in all, each counted with its queue.")
     else:
         assert facts.staged is not None
         line = facts.staged.timeline

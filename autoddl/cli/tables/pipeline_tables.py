@@ -16,7 +16,7 @@ from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.plan import Plan
+from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
 from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
@@ -52,11 +52,17 @@ def pipeline_table(plan: Plan) -> RenderableType:
     return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
 
 
+def _stage_count(pipeline: Pipeline) -> str:
+    """Says how many stages there are, and on how many parts of the cluster where some share one."""
+    stages, parts = len(pipeline.stages), len({stage.ranks for stage in pipeline.stages})
+    return f"{stages} stages" if parts == stages else f"{stages} stages on {parts} parts of the cluster"
+
+
 def _figures(plan: Plan, step: StagedStep) -> Table:
     assert plan.pipeline is not None
     predicted, table = plan.predicted, grid()
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
-    table.add_row("pipeline", f"{len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}, {plan.microbatches} "
+    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, schedule {plan.pipeline.name}, {plan.microbatches} "
                               f"microbatch{'es' * (plan.microbatches > 1)}")
     for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
                 *sparse_rows(plan)):
