@@ -26,7 +26,7 @@ def planned(family: str, mine: str) -> tuple[Plan, Factory]:
 
 @pytest.mark.ranks
 @parametrize_or_slow("family,mine", [("llama", "cp=2,tp=2,ring,zero=3,recompute=full")],
-                     [("llama", "cp=4,ring"), ("gpt", "cp=2,ring"), ("gpt", "cp=4,ring,zero=1"),
+                     [("llama", "cp=4,ring"), ("gpt", "cp=2,tp=2,ring"), ("gpt", "cp=4,ring,zero=1"),
                       ("bert", "cp=2,tp=2,ring")])
 def test_rings_compute_what_one_process_does_and_send_what_is_planned(family: str, mine: str) -> None:
     plan, made = planned(family, mine)
