@@ -46,6 +46,9 @@ levels:
 LIMIT = 100_000
 """Choices of a stage that are tried at most."""
 
+DIGITS = 15
+"""Decimals of seconds, so that equal choices are equal; far below what a bound is held to."""
+
 PARTS = [Counts(*(float(i == k) for i in range(5))) for k in range(5)]
 """Counts that leave one of a stage's seconds each."""
 
@@ -123,11 +126,11 @@ def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int
             raise ValueError(f"{prod(network.sizes)} choices are too many to try")
         parts = [score_every_choice(build_network(replace(own, counts=counts), candidate).problem(None))[0]
                  for counts in PARTS]
-        seconds = np.insert(np.round(np.stack(parts, axis=1), 12), 2, 0.0, axis=1)
+        seconds = np.insert(np.round(np.stack(parts, axis=1), DIGITS), 2, 0.0, axis=1)
         legal = np.flatnonzero(np.isfinite(seconds).all(axis=1))
         for at in legal.tolist() if splits else ():
             drawn = draft_of(network, _choice(network, at))
-            seconds[at, 2] = round(stage_seconds(drawn, network.pricing.graph, part, True).weight, 12)
+            seconds[at, 2] = round(stage_seconds(drawn, network.pricing.graph, part, True).weight, DIGITS)
             seconds[at, 1] -= seconds[at, 2]
         groups = _port_layouts(network, legal)
         for group in np.unique(groups):
