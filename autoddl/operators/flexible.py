@@ -16,9 +16,8 @@ So one rank's part of batch, heads and queries is the same text, whose indices b
 import ast
 from functools import lru_cache
 
-from autoddl.core.errors import InputError
 from autoddl.core.graph import SEEN_SHARES, Op, Value
-from autoddl.operators.gate_expressions import is_elementwise
+from autoddl.operators.gate_expressions import is_elementwise, parsed
 
 __all__ = ["CASTS", "FLEXIBLE", "INDICES", "SCORES", "elementwise_text", "index_reads", "parsed_text", "seen_share"]
 
@@ -32,13 +31,9 @@ SCORES = 2**22
 """Scores of a block of queries that runs at once, unless one row has more."""
 
 
-@lru_cache(maxsize=1000)
 def parsed_text(text: str) -> ast.expr:
-    """The expression. Raises InputError for a text that is none."""
-    try:
-        return ast.parse(text, mode="eval").body
-    except SyntaxError:
-        raise InputError(f"{text!r} is no function of s, b, h, q and k; write one like ge(q, k)") from None
+    """The expression of a mask or of scores. Raises InputError for a text that is none."""
+    return parsed(text, "s, b, h, q and k", "ge(q, k)")
 
 
 def elementwise_text(name: str) -> bool:

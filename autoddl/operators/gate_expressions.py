@@ -15,13 +15,13 @@ from autoddl.operators.families import family_of
 __all__ = ["calls", "is_elementwise", "kept", "parsed"]
 
 
-@lru_cache(maxsize=100)
-def parsed(text: str) -> ast.expr:
-    """The expression; InputError for a text that is none."""
+@lru_cache(maxsize=1000)
+def parsed(text: str, of: str = "a and b", like: str = "mul(silu(a), b)") -> ast.expr:
+    """The expression. Raises InputError for a text that is none, of these names, as in the example `like`."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError:
-        raise InputError(f"{text!r} is no function of a and b; write one like mul(silu(a), b)") from None
+        raise InputError(f"{text!r} is no function of {of}; write one like {like}") from None
 
 
 def is_elementwise(name: str) -> bool:
