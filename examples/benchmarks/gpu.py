@@ -20,16 +20,13 @@ are torch's own count (`torch.cuda.max_memory_allocated`) in a step with AdamW. 
 and status 2.
 """
 
-import gc
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -45,7 +42,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from steps import Loss, Made, decoder, language, vgg
+from gpu_clocks import cleared, freed, kernels, operators, peak, synchronisations, timed
+from gpu_models import SMALL, made
 
 import autoddl
 from autoddl.api import compare
@@ -71,76 +69,9 @@ backend: nccl
 levels: [{name: gpu, size: %d, bandwidth: 100 GB/s, latency: 10 us}]
 """
 SHARED, STRATEGIES = ("gpt2", "vgg16", "llama"), ("data parallel", "ZeRO-3", "tensor parallel")
-KINDS = (("attention", ("flash", "fmha", "attention")), ("convolution", ("conv", "wgrad", "dgrad", "fprop", "cudnn")),
-         ("product", ("gemm", "nvjet", "cutlass", "xmma", "splitk")))
-
-
-def vit_base(batch: int, layers: int = 12, width: int = 768) -> Made:
-    from transformers import ViTConfig, ViTForImageClassification
-    config = ViTConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=4 * width)
-    config.num_labels = 1000
-    images = {"pixel_values": torch.randn(batch, 3, 224, 224), "labels": torch.randint(0, 1000, (batch,))}
-    return Loss(ViTForImageClassification(config)), Sample((), images)
-
-
-def bert(layers: int, width: int, heads: int, length: int, batch: int) -> Made:
-    from transformers import BertConfig, BertForMaskedLM
-    config = BertConfig(num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
-                        intermediate_size=4 * width, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    ids = torch.randint(0, config.vocab_size, (batch, length))
-    return Loss(BertForMaskedLM(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
-
-
-def resnet(batch: int, pixels: int, **sizes: Any) -> Made:
-    """ResNet-50, or one of other sizes."""
-    from transformers import ResNetConfig, ResNetForImageClassification
-    config = ResNetConfig(**sizes)
-    config.num_labels = 1000
-    images = {"pixel_values": torch.randn(batch, 3, pixels, pixels), "labels": torch.randint(0, 1000, (batch,))}
-    return Loss(ResNetForImageClassification(config)), Sample((), images)
-
-
-def t5(layers: int, width: int, heads: int, length: int, batch: int) -> Made:
-    from transformers import T5Config, T5ForConditionalGeneration
-    config = T5Config(d_model=width, d_kv=64, d_ff=4 * width, num_layers=layers, num_heads=heads, dropout_rate=0.0,
-                      use_cache=False)
-    config.decoder_start_token_id = config.pad_token_id = 0
-    ids = torch.randint(0, config.vocab_size, (batch, length))
-    return Loss(T5ForConditionalGeneration(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
-
-
-VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-MODELS: dict[str, Callable[[], Made]] = {
-    "gpt2": lambda: decoder(12, 768, 12, 1024, 8, 50304),
-    "vit": lambda: vit_base(64),
-    "vgg16": lambda: vgg(VGG16, 4096, 224, 64),
-    "llama": lambda: language("Llama", 16, 2048, 8192, 32, 2048, 4, 32000),
-    "bert": lambda: bert(24, 1024, 16, 512, 16),
-    "resnet50": lambda: resnet(128, 224),
-    "qwen3": lambda: language("Qwen3", 28, 1024, 3072, 16, 2048, 4, 151936, head_dim=128),
-    "t5": lambda: t5(12, 768, 12, 512, 16),
-}
 VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", {"recompute": "full"}), ("llama", {"recompute": "selective"}), ("llama", {"microbatches": (2,)}),
     ("gpt2", {"recompute": "full", "microbatches": (4,)}))
-SMALL: dict[str, Callable[[], Made]] = {
-    "gpt2": lambda: decoder(2, 64, 4, 64, 4, 256),
-    "vit": lambda: vit_base(4, 1, 48),
-    "vgg16": lambda: vgg(((8,), (16,)), 32, 32, 4),
-    "llama": lambda: language("Llama", 2, 64, 128, 4, 64, 4, 256),
-    "bert": lambda: bert(1, 64, 2, 32, 4),
-    "resnet50": lambda: resnet(4, 64, depths=[1, 1], hidden_sizes=[16, 32], embedding_size=8),
-    "qwen3": lambda: language("Qwen3", 2, 64, 128, 4, 64, 4, 256, head_dim=32),
-    "t5": lambda: t5(1, 128, 2, 32, 4),
-}
-
-
-def made(name: str, small: bool, device: torch.device) -> Made:
-    """The model with its weights on the device, and a batch there; both the same every time."""
-    torch.manual_seed(0)
-    with device:
-        module, sample = (SMALL if small else MODELS)[name]()
-    return module.to(device), sample
 
 
 def told(out: Path, /, **row: Any) -> None:
@@ -149,99 +80,6 @@ def told(out: Path, /, **row: Any) -> None:
         file.write(json.dumps(row) + "\n")
     print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in row.items()
                     if not isinstance(value, dict | list)), flush=True)
-
-
-def waited(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def freed(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
-def cleared(model: nn.Module) -> None:
-    for p in model.parameters():
-        p.grad = None
-
-
-def timed(step: Callable[[], object], model: nn.Module, device: torch.device, budget: float
-          ) -> tuple[float, float, int]:
-    """Seconds of a step, of the host's part of it, and the number of steps: 3 to 30, within `budget` seconds.
-
-    Medians; the device is waited for between steps."""
-    for _ in range(2):
-        cleared(model)
-        step()
-    waited(device)
-    found, host = list[float](), list[float]()
-    while len(found) < 3 or (len(found) < 30 and sum(found) < budget):
-        cleared(model)
-        waited(device)
-        began = time.perf_counter()
-        step()
-        host.append(time.perf_counter() - began)
-        waited(device)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found), statistics.median(host), len(found)
-
-
-def peak(step: Callable[[], object], model: nn.Module, device: torch.device) -> dict[str, float]:
-    """Bytes of the second step with AdamW: the most until gradients are there, and the most with the update."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-    found: dict[str, float] = {}
-    for _ in range(2):
-        torch.cuda.reset_peak_memory_stats(device)
-        step()
-        found["step"] = float(torch.cuda.max_memory_allocated(device))
-        optimizer.step()
-        found["update"] = float(torch.cuda.max_memory_allocated(device))
-        optimizer.zero_grad()
-    return found
-
-
-def synchronisations(step: Callable[[], object], device: torch.device) -> str:
-    """The first place of a step that waits for the device; empty where none does."""
-    step()
-    waited(device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        step()
-        return ""
-    except RuntimeError as error:
-        frames = [f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
-        return " < ".join(reversed(frames[-4:]))
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def kernels(step: Callable[[], object], device: torch.device) -> tuple[dict[str, float], list[list[Any]]]:
-    """Device seconds of the kernels of one step by kind, and the 40 longest by name: seconds, calls, name."""
-    step()
-    waited(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step()
-        waited(device)
-    kinds: dict[str, float] = defaultdict(float)
-    rows = []
-    for event in profile.key_averages():
-        seconds = event.device_time_total / 1e6
-        name = event.key.lower()
-        kinds[next((kind for kind, words in KINDS if any(word in name for word in words)), "memory")] += seconds
-        rows.append([seconds, event.count, event.key[:120]])
-    return dict(kinds), sorted(rows, reverse=True)[:40]
-
-
-def operators(step: Callable[[], object], device: torch.device) -> dict[str, list[float]]:
-    """Device seconds of one step by operator, backward's included, and calls."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        step()
-        waited(device)
-    return {e.key: [e.self_device_time_total / 1e6, e.count] for e in profile.key_averages()
-            if e.key.startswith(("aten::", "autograd::", "autoddl::")) and e.self_device_time_total}
 
 
 def graphed(name: str, small: bool, plan: Plan, truth: dict[str, Tensor], device: torch.device, budget: float
