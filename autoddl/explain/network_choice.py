@@ -12,6 +12,7 @@ from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_seconds
 from autoddl.cost_models.network_prices import NETWORKS, PRICES, Bill, Prices, bill, level_of, ports_of
+from autoddl.explain.run_seconds import as_planned
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import Question, question_of
@@ -38,7 +39,7 @@ def networks_of_plan(plan: Plan, cluster: Cluster, prices: Prices = PRICES, prog
     Raises MismatchError for a plan of another cluster, InputError for one that does not keep its question.
     """
     asked = question_of(plan)
-    if asked.cluster.fingerprint != cluster.fingerprint:
+    if asked.cluster.fingerprint != as_planned(plan, cluster).fingerprint:
         raise MismatchError(f"the plan was made for cluster {asked.cluster.name}, and this file has another, "
                             f"{cluster.name}: give the file that it was made with, or plan again")
     return tuple(_choices(plan, asked, prices, progress))

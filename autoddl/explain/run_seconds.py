@@ -5,22 +5,44 @@
 
 The plan was made on a cluster whose programs are those of the profile (`cost_models.software.run_by`), or it is priced
 with the kernels of another one.
+
+A program and a machine's profile are what is known of a machine, not another machine. So a file describes the cluster
+of a plan if it does so with the plan's program and constants.
 """
 
+from contextlib import suppress
+
+from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.cost_models.intervals import Interval, interval_of
-from autoddl.cost_models.software import Software
+from autoddl.cost_models.profile import read_profile
+from autoddl.cost_models.software import Software, run_by, software_named
 from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.staged_run import foreseen_stages
+from autoddl.operators.fusion import as_compiled
 from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
 from autoddl.planner.pipelines.staged_steps import simulated
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 
-__all__ = ["seconds_as_run", "sureness"]
+__all__ = ["as_planned", "seconds_as_run", "sureness"]
+
+
+def as_planned(plan: Plan, cluster: Cluster) -> Cluster:
+    """A cluster with the program and the constants with which `plan` was made; without those that are of other devices.
+    """
+    software, told, text = (plan.source.get(key) for key in ("software", "profile", "cluster"))
+    if software is not None:
+        cluster = run_by(cluster, software_named(software))
+    elif text is not None and parse_cluster(text, "the plan's cluster").device.compiled:
+        cluster = as_compiled(cluster)
+    if told is not None:
+        with suppress(InputError):
+            cluster = read_profile(told, "the plan's profile").on(cluster)
+    return cluster
 
 
 def sureness(plan: Plan) -> Interval:

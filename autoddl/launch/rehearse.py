@@ -25,6 +25,7 @@ from autoddl.core.record import read_record
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.compare_run import foreseen
 from autoddl.explain.record_statistics import later, typical
+from autoddl.explain.run_seconds import as_planned
 from autoddl.explain.staged_run import foreseen_waiting
 from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.launch import launch, python_module
@@ -148,7 +149,7 @@ def _machine(plan: Plan, path: Path | None) -> tuple[Cluster, str]:
     if cluster.size != plan.mesh.size:
         raise MismatchError(f"cluster {cluster.name} has {cluster.size} devices, the plan {plan.mesh.size} ranks "
                             f"(mesh '{plan.mesh}'): give a cluster of {plan.mesh.size}")
-    same = cluster.fingerprint == plan.fingerprints.get("cluster")
+    same = as_planned(plan, cluster).fingerprint == plan.fingerprints.get("cluster")
     return cluster, "" if same else f"on {cluster.name}; the prediction is for {plan.cluster}"
 
 

@@ -14,6 +14,7 @@ from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.core.processes import is_rank
 from autoddl.cost_models import load_cluster, parse_cluster
+from autoddl.explain.run_seconds import as_planned
 from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
@@ -90,7 +91,7 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
 
 
 def _check_cluster(plan: Plan, path: Path) -> None:
-    cluster = load_cluster(path)
+    cluster = as_planned(plan, load_cluster(path))
     if cluster.fingerprint != plan.fingerprints.get("cluster"):
         text = plan.source.get("cluster")
         known = parse_cluster(text, "the plan's cluster").to_yaml().splitlines() if text else []

@@ -18,7 +18,7 @@ from autoddl.cost_models.links import expand_link
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 from autoddl.explain.pareto import level_of_size
-from autoddl.validation.facts import find_beginning, read_facts
+from autoddl.validation.facts import find_beginning, read_aliases, read_facts
 from autoddl.validation.runs import Run
 
 __all__ = ["LINKS", "LINK_WORDS", "SYSTEMS", "LinkFacts", "LinkWord", "SystemFacts", "build_cluster",
@@ -60,21 +60,24 @@ class LinkWord:
 
 SYSTEMS: Mapping[str, SystemFacts] = {name: SystemFacts(**row)
                                       for name, row in read_facts("systems.yaml", "devices").items()}
+_NAMES: Mapping[str, str] = {other.lower(): name for other, name in (
+    *((system.file, name) for name, system in list(SYSTEMS.items())[::-1]), *((name, name) for name in SYSTEMS),
+    *read_aliases("systems.yaml").items())}
+"""Name or alias of a device, in small letters -> its name in `SYSTEMS`. Of two with one file, the file is the first."""
 LINKS: Mapping[str, LinkFacts] = {name: LinkFacts(**row) for name, row in read_facts("systems.yaml", "links").items()}
 LINK_WORDS: Mapping[str, LinkWord] = {name: LinkWord(**row)
                                       for name, row in read_facts("systems.yaml", "link_words").items()}
 
 
 def system_of(device: str) -> SystemFacts:
-    """Returns what is known of a device by the beginning of its name; raises InputError for an unknown one."""
-    name = find_beginning(device, SYSTEMS)
-    if not name:
-        by_lower = {known.lower(): known for known in SYSTEMS}
-        near = by_lower[get_close_matches(device.lower(), by_lower, n=1, cutoff=0.0)[0]]
-        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; did you mean {near!r}? Any other is "
-                         "written in a cluster file, which the column `cluster` names: device: {name, memory, "
-                         "bandwidth, peak}")
-    return SYSTEMS[name]
+    """Returns what is known of a device by its name or an alias; raises InputError for an unknown one."""
+    name = device.strip().lower()
+    if name not in _NAMES:
+        near = [_NAMES[one] for one in get_close_matches(name, _NAMES, n=3, cutoff=0.0)]
+        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; did you mean "
+                         f"{' or '.join(map(repr, dict.fromkeys(near)))}? Any other is written in a cluster file, "
+                         "which the column `cluster` names: device: {name, memory, bandwidth, peak}")
+    return SYSTEMS[_NAMES[name]]
 
 
 def _link(words: str, system: SystemFacts) -> str:

@@ -5,7 +5,8 @@
     systems.yaml    devices with their reference systems, links inside a node, words for links
 
 A row of such a file is a name, its facts, and under `sources` where each fact comes from. A published run names a
-program, model or device in words of its own, so a name is known by its beginning, whatever the case.
+program or model in words of its own, so these are known by their beginning. A device is known by its whole name, or by
+one of its aliases: an H1000 is no H100. Case does not matter.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from typing import Any
 
 import yaml
 
-__all__ = ["FOLDER", "find_beginning", "read_facts"]
+__all__ = ["FOLDER", "find_beginning", "read_aliases", "read_facts"]
 
 FOLDER = Path(__file__).parent
 
@@ -30,6 +31,11 @@ def read_facts(file: str, section: str = "") -> dict[str, dict[str, Any]]:
     """Reads the rows of a YAML file, or of one section of it: name -> field -> value, without the sources."""
     rows = _read(file)[section] if section else _read(file)
     return {name: {field: value for field, value in row.items() if field != "sources"} for name, row in rows.items()}
+
+
+def read_aliases(file: str) -> dict[str, str]:
+    """Reads the section `aliases` of a YAML file: other name -> name of a row."""
+    return dict(_read(file)["aliases"])
 
 
 def find_beginning(text: str, names: Iterable[str]) -> str:

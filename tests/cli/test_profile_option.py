@@ -1,6 +1,7 @@
 """`--profile`: plans are made, compared, proved and shown with the constants of a machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ from shell import FACTORY, LAPTOP, shell
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.cost_models.profile import SHIPPED
+from autoddl.explain.run_seconds import as_planned
+from autoddl.launch.run import _check_cluster
 
 ASKED = (FACTORY, LAPTOP, "--mine", "dp=4", "--set", "layers=2", "--set", "width=64")
 SLOW = SHIPPED.times("matmul", 1.5).times("memory", 1.4).times("inner_links", 2.0).times("host", 3.0)
@@ -61,3 +64,24 @@ def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
     path.write_text("devices: [H100-80GB]\nconstants: {matmul: 1.1}\n")
     said = shell("plan", *ASKED, "--profile", str(path))
     assert said.code == 2 and "says nothing of half-core" in said.err
+
+
+def test_the_machine_of_a_plan_is_the_same_one_with_and_without_what_is_known_of_it(tmp_path: Path, profile: str
+                                                                                  ) -> None:
+    for options in (("--profile", profile), ("--profile", profile, "--software", "megatron-2022"), ("--compiled",)):
+        out = tmp_path / "plan.json"
+        assert shell("plan", *ASKED, *options, "-o", str(out)).code == 0
+        plan, machine = load_plan(out), load_cluster(LAPTOP)
+        assert as_planned(plan, machine).fingerprint == plan.fingerprints["cluster"]
+        other = replace(machine, device=replace(machine.device, memory=2 * machine.device.memory))
+        assert as_planned(plan, other).fingerprint != plan.fingerprints["cluster"]
+
+
+def test_a_plan_made_with_a_profile_runs_on_its_cluster_and_on_no_other(tmp_path: Path, profile: str) -> None:
+    out, file = str(tmp_path / "plan.json"), tmp_path / "other.yaml"
+    assert shell("plan", *ASKED, "--profile", profile, "-o", out).code == 0
+    machine = load_cluster(LAPTOP)
+    file.write_text(replace(machine, device=replace(machine.device, bandwidth=2e9)).to_yaml())
+    said = shell("run", out, FACTORY, "--steps", "1", "--cluster", str(file), "--set", "layers=2", "--set", "width=64")
+    assert said.code != 0 and "another cluster" in said.err
+    _check_cluster(load_plan(Path(out)), Path(LAPTOP))

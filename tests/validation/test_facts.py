@@ -9,6 +9,7 @@ import pytest
 import yaml
 from published import run
 
+from autoddl.core.errors import InputError
 from autoddl.cost_models import load_device
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.software import SLOWER, SOFTWARE_FILE
@@ -68,8 +69,16 @@ def test_facts_point_to_what_exists() -> None:
 
 
 def test_the_longest_beginning_wins_whatever_the_case() -> None:
-    assert find_beginning("a100-pcie-40gb of a kind", SYSTEMS) == "A100-PCIe-40GB"
-    assert find_beginning("abacus", SYSTEMS) == ""
+    assert find_beginning("megatron-deepspeed of a kind", PROGRAMS) == "Megatron-DeepSpeed"
+    assert find_beginning("abacus", PROGRAMS) == ""
+
+
+def test_a_device_is_known_by_its_whole_name_or_an_alias_of_it() -> None:
+    assert system_of("h100-sxm5-80gb ") == system_of("H100") == system_of("H100-80GB")
+    assert system_of("A100-80GB").file == "A100-80GB" and system_of("H100-96GB-HBM2e-500W").file == "H100-96GB"
+    for unknown in ("H1000", "A100X", "GB2000"):
+        with pytest.raises(InputError, match=f"'{unknown}' is none of .*did you mean '.*{unknown[:3]}"):
+            system_of(unknown)
 
 
 def test_a_column_of_the_row_overrides_what_is_known_by_name(tmp_path: Path) -> None:
