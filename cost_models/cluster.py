@@ -29,7 +29,7 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models.links import LINKS_FILE
-from autoddl.cost_models.machine import Cluster, Device, Level, Switch
+from autoddl.cost_models.machine import SCALINGS, Cluster, Device, Level, Switch
 from autoddl.cost_models.measured import apply_measurements
 from autoddl.cost_models.schema import WrittenCluster, WrittenDevice, WrittenLevel, validate_tree
 from autoddl.cost_models.topologies import check_topology
@@ -127,7 +127,8 @@ def _device(written: WrittenDevice) -> Device:
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,
                   tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency,
-                  compiled=written.compiled, by_hand=written.by_hand)
+                  compiled=written.compiled, by_hand=written.by_hand,
+                  narrow=written.narrow or "", scaling=written.scaling)
 
 
 def _check_levels(levels: tuple[Level, ...], source: str) -> None:
@@ -183,4 +184,6 @@ def weakest_device(devices: Sequence[Device]) -> Device:
                   units=min(device.units for device in devices),
                   kernels=tuple((name, min(device.efficiency_of(name) for device in devices)) for name in kernels),
                   compiled=all(device.compiled for device in devices),
-                  by_hand=all(device.by_hand for device in devices))
+                  by_hand=all(device.by_hand for device in devices),
+                  narrow=first.narrow if len({device.narrow for device in devices}) == 1 else "",
+                  scaling=max((device.scaling for device in devices), key=SCALINGS.index))

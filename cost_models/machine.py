@@ -25,8 +25,8 @@ import yaml
 from autoddl.core.errors import InputError
 from autoddl.cost_models.units import format_quantity
 
-__all__ = ["BACKEND_NAMES", "DTYPES", "FLOAT64_SHARE", "ITEMSIZE_OF_PEAK", "KERNELS", "TOPOLOGIES", "Cluster", "Device",
-           "Host", "Level", "Switch"]
+__all__ = ["BACKEND_NAMES", "DTYPES", "FLOAT64_SHARE", "ITEMSIZE_OF_PEAK", "KERNELS", "SCALINGS", "TOPOLOGIES",
+           "Cluster", "Device", "Host", "Level", "Switch"]
 
 TOPOLOGIES = ("switch", "fat-tree", "ring", "fully-connected", "torus", "dragonfly", "hybrid-cube-mesh", "hammingmesh")
 BACKEND_NAMES = ("gloo", "nccl", "hccl", "xla", "nccom")
@@ -54,6 +54,12 @@ KERNELS = ("attention", "attention backward", "convolution", "batch normalise", 
 
 Batch norms reach a fraction of the bandwidth, where PyTorch takes its own kernel (bfloat16) less than cuDNN's.
 """
+
+
+SCALINGS = ("delayed", "current")
+"""Scales of float8 values: that of earlier steps, or that of the values themselves, which costs a look at them all."""
+_PROGRAM = ("compiled", "by_hand", "narrow", "scaling")
+"""Fields of a device that say what its programs do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,9 @@ class Device:
         host                       CPU seconds of its collectives, where a calibration timed them
         compiled                   whether programs are compiled, so that elementwise ops in a row are one kernel
         by_hand                    whether such kernels are written by hand (`operators.fusion`)
+        narrow                     dtype in which programs compute products with weights, whose factors they cast
+                                   (`operators.narrow_products`); "" for that of the tensors
+        scaling                    one of SCALINGS: whether the scale of a cast is known before its values
     """
 
     name: str
@@ -121,6 +130,8 @@ class Device:
     host: Host | None = None
     compiled: bool = False
     by_hand: bool = False
+    narrow: str = ""
+    scaling: str = "delayed"
 
     def peak(self, dtype: str) -> float:
         """Peak flop/s for `dtype`: as listed, else of the next wider dtype listed; float64 by FLOAT64_SHARE."""
@@ -264,14 +275,14 @@ class Cluster:
     def fingerprint(self) -> str:
         """First 12 digits of a sha256 of the content: two files that say the same have the same.
 
-        Measurements count once, as `measured`. `compiled` and `by_hand` belong to the program, not to the machine.
+        Measurements count once, as `measured`. What the program does belongs to it, not to the machine.
         """
         tree = asdict(self)
         for level in tree["levels"]:
             if level["reduces"] is None:
                 level.pop("reduces")
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
-            for timed in ("curves", "host", "compiled", "by_hand"):
+            for timed in ("curves", "host", *_PROGRAM):
                 device.pop(timed)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -294,7 +305,7 @@ def _device_tree(device: Device) -> dict[str, Any]:
             "launch": format_quantity(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
             "units": device.units, "kernels": dict(device.kernels)} | {
-                name: True for name in ("compiled", "by_hand") if getattr(device, name)}
+                name: value for name in _PROGRAM if (value := getattr(device, name)) not in (False, "", SCALINGS[0])}
 
 
 def _level_tree(level: Level) -> dict[str, Any]:

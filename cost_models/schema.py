@@ -3,7 +3,7 @@
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
-              units, kernels, compiled, by_hand
+              units, kernels, compiled, by_hand, narrow, scaling
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth, reduces
     reduces   true, or rate, block, memory of its switches
@@ -119,6 +119,8 @@ class WrittenDevice(Written):
     kernels: dict[KernelName, Fraction] = Field(default_factory=dict)
     compiled: StrictBool = False
     by_hand: StrictBool = False
+    narrow: PeakName | None = None
+    scaling: Literal["delayed", "current"] = "delayed"
     backend: Backend | None = None
 
 

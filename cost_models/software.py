@@ -3,8 +3,8 @@
     eager      PyTorch launches every operator by itself          compiled   torch.compile fuses elementwise operators
     torchtitan, composer, megatron, megatron-2022, ...             `software.yaml` has all, each fact with its source
 
-A profile changes the device: which kernels are fused, and how far fused attention gets. The rest are terms of a step
-(`schedule.run_step`): seconds of the host, bytes that are copied, and messages that are hidden.
+A profile changes the device: which kernels are fused, which products are narrow, how far fused attention gets. The rest
+are terms of a step (`schedule.run_step`): seconds of the host, bytes that are copied, and messages that are hidden.
 """
 
 from collections.abc import Mapping
@@ -59,6 +59,10 @@ class Software:
     waits for it. Assumed: of the order that runs of small microbatches show."""
     selective: str = "core"
     """What selective recomputation repeats: the `core` of attention, or every other product (`operators`)."""
+    narrow: str = ""
+    """Dtype in which products with weights are computed, whose factors are cast; empty for that of the tensors."""
+    scaling: str = "delayed"
+    """Whether the scale of a cast is known before its values (`delayed`), or is read from them (`current`)."""
     low_norms: bool = False
     """Whether norms compute in the dtype of the stream, without casts to float32 and back."""
     unpads: bool = False
@@ -127,4 +131,5 @@ def _run_by(device: Device, software: Software, slowdown: float) -> Device:
         known |= {kind: device.efficiency_of(kind) / factor for kind in ("attention", "attention backward")}
     if software.fuses and not software.by_hand:  # a compiler writes batch norms as it does other norms
         known = {name: share for name, share in known.items() if not name.startswith("batch normalise")}
-    return replace(device, kernels=tuple(sorted(known.items())), compiled=software.fuses, by_hand=software.by_hand)
+    return replace(device, kernels=tuple(sorted(known.items())), compiled=software.fuses, by_hand=software.by_hand,
+                   narrow=software.narrow, scaling=software.scaling)

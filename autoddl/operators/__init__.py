@@ -10,6 +10,7 @@ Read in this order:
     gate_expressions    the function between the two products of an expert, as text
     kernel_kinds        the measured curves that kernels follow
     fusion              chains of ops that a compiler makes into one kernel
+    narrow_products     which products run in a narrower dtype, and what their casts move
     rules               the layouts that an op may have
     footprints          the memory that an op needs and keeps
     recomputed          the ops that backward runs again, of a block at a level

@@ -147,7 +147,8 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
              hubs: frozenset[int], pricing: Pricing) -> Hashable:
     """A key that is equal for variables whose costs are equal.
 
-    It says what is computed, how often, on which shapes, with which gradients, and fused with what.
+    It says what is computed, how often, on which shapes, with which gradients, fused with what, and in
+    which dtype.
     """
     if isinstance(variable.item, Tensor):
         item = variable.item
@@ -158,7 +159,8 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
     port = op.name if pricing.ports is not None and op.target in (SEND, RECEIVE) else None
-    return op.target, op.slots, args, tensors, id(variable.choices), pricing.chained.get(op.name), port
+    runs = pricing.chained.get(op.name), pricing.narrow.get(op.name)
+    return op.target, op.slots, args, tensors, id(variable.choices), runs, port
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:

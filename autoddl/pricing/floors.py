@@ -11,6 +11,7 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Layout
 from autoddl.cost_models import Cluster, Kernel, least_seconds
 from autoddl.operators.fusion import chains
+from autoddl.operators.narrow_products import narrow_products
 from autoddl.operators.ring import offers_ring
 from autoddl.operators.work import weight_kernels, work
 from autoddl.pricing.choices import Choice
@@ -38,11 +39,12 @@ def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], w
                ends: Sequence[int]) -> list[tuple[float, float, float]]:
     """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
     sums, fused = [[0.0, 0.0, 0.0]], chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
+    narrow = narrow_products(graph) if cluster.device.narrow else {}
     for op in graph.ops:
         found = list(sums[-1])
         shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
         forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
-        dtype = computed_dtype(graph, op)
+        dtype = cluster.device.narrow if op.name in narrow else computed_dtype(graph, op)
         late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
         ways = [0] * len(forward) + [1 + waits for waits in late]
         for way, kernel in zip(ways, (*forward, *backward), strict=True):

@@ -2,17 +2,20 @@
 
 Ops that are alike, with equal target, arguments, shapes and gradients, are priced once (`Kernels`). The ops that
 backward runs again run their forward kernels twice (`operators.recomputed`). On a device whose programs are `compiled`
-a chain of elementwise ops is one kernel (`operators.fusion`).
+a chain of elementwise ops is one kernel (`operators.fusion`). On one whose products are `narrow`, products with
+weights run in that dtype, and cast what they read (`operators.narrow_products`).
 """
 
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import local_shape
-from autoddl.cost_models import Device, Kernel, collective, kernel_seconds
+from autoddl.cost_models import Device, Kernel, collective, elementwise_seconds, kernel_seconds
 from autoddl.operators.fusion import ALONE, Chained
+from autoddl.operators.narrow_products import Cast, cast_bytes
 from autoddl.operators.ring import SHIFT
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, work
@@ -59,6 +62,8 @@ class Kernels:
     """By input, then by output: dtype, bytes of an element, whether it is a parameter, whether it has a gradient."""
     chained: Chained
     """How the op is fused with others."""
+    cast: Cast | None
+    """What a narrow product casts; None for any other op."""
     op: Op = field(compare=False)
     """One of the equal ops, with its `graph`."""
     graph: Graph = field(compare=False)
@@ -70,7 +75,7 @@ class Kernels:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash((self.device, self.target, self.slots, self.args, self.tensors,
-                                                self.chained)))
+                                                self.chained, self.cast)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -81,7 +86,7 @@ class Kernels:
         tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
                         ((i, pricing.graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
         return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
-                   op, pricing.graph, differentiable)
+                   pricing.narrow.get(op.name), op, pricing.graph, differentiable)
 
     def seconds(self, inputs: Shapes, outputs: Shapes, inner: bool = False) -> Passes:
         """Seconds of each forward and of each backward kernel, on shards of these shapes.
@@ -92,10 +97,22 @@ class Kernels:
 
 @lru_cache(maxsize=1 << 16)
 def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -> Passes:
-    dtype = computed_dtype(kernels.graph, kernels.op)
-    forward, backward = (tuple(_seconds(kernels.device, w, dtype, kernels.chained) for w in way) for way in
-                         work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable, inner))
-    return forward, backward
+    device, cast = kernels.device, kernels.cast
+    dtype = computed_dtype(kernels.graph, kernels.op) if cast is None else device.narrow
+    ways = work(kernels.op, kernels.graph, inputs, outputs, kernels.differentiable, inner)
+    forward, backward = (tuple(_seconds(device, w, dtype, kernels.chained) for w in way) for way in ways)
+    if cast is None:
+        return forward, backward
+    share, read = ways[0][0].flops / cast.flops, sum(prod(inputs[k]) for k in cast.places)
+    return (_and_cast(device, forward, cast_bytes(device, read, share * cast.read, cast.normed)),
+            _and_cast(device, backward, cast_bytes(device, prod(outputs[0]), share * cast.written)))
+
+
+def _and_cast(device: Device, kernels: tuple[float, ...], nbytes: float) -> tuple[float, ...]:
+    """The kernels of a narrow product, the first with the cast of what it reads beside weights."""
+    if not kernels or not nbytes:
+        return kernels
+    return (kernels[0] + elementwise_seconds(device, nbytes), *kernels[1:])
 
 
 def computed_dtype(graph: Graph, op: Op) -> str:

@@ -56,6 +56,7 @@ from autoddl.cost_models import (
     moved_by,
 )
 from autoddl.operators.fusion import Chained, chains
+from autoddl.operators.narrow_products import Cast, narrow_products
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
@@ -128,6 +129,8 @@ class Pricing:
     """The part of a gradient's values that a sparse sum may send (`core.sparse`); 0: there is none."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others: those that run again are so in kernels by hand alone."""
+    narrow: Mapping[str, Cast] = field(init=False, compare=False)
+    """By name, the products that run in a narrower dtype, and what they cast."""
     blocks: tuple[Block, ...] = field(init=False, compare=False)
     """The blocks of the names `recompute`."""
     parts: tuple[RecomputedPart, ...] = field(init=False, compare=False)
@@ -140,6 +143,7 @@ class Pricing:
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
         device = self.cluster.device
+        object.__setattr__(self, "narrow", narrow_products(self.graph) if device.narrow else {})
         fused = chains(self.graph, device.by_hand) if device.compiled else {}
         apart = frozenset[str]() if device.by_hand else self.again
         object.__setattr__(self, "chained", {name: one for name, one in fused.items() if name not in apart})

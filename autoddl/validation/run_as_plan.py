@@ -6,7 +6,7 @@ What a row leaves out, or plans say otherwise:
                   optimizer (12 bytes a parameter); its update moves `Software.update` bytes a parameter. Any other
                   trains in `bf16-mixed`
     float16       has the prices of bfloat16, of which a device without it has the same peak
-    float8        products are at the peak of float8; their casts are not priced
+    float8        products with weights are narrow, but for the head, and cast what they read (`operators`)
     attention     a window of keys makes it shorter; fused attention of an older generation makes it longer
     recompute     the core of attention, every other operator, or modules are `selective`
 """
@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 
 from autoddl.core.degrees import Degrees
 from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
-from autoddl.cost_models import Cluster, Device
+from autoddl.cost_models import Cluster
 from autoddl.cost_models.profile import Profile
 from autoddl.cost_models.software import Software, run_by
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
-from autoddl.validation.run_parts import Unpriced, model_shape, narrow_dtype, schedule_of
+from autoddl.validation.run_parts import Unpriced, model_shape, schedule_of
 from autoddl.validation.runs import Run
 from autoddl.validation.software import recomputation_of, software_of, visible_share
 
@@ -54,7 +54,7 @@ class RunPlan:
         """The words of a run with `microbatch` sequences a rank. Raises Unpriced with the reason where there are none.
         """
         software = software_of(run)
-        cluster = run_by(_with_dtypes(cluster_of(run), narrow_dtype(run)), software, visible_share(run))
+        cluster = run_by(_with_dtypes(cluster_of(run)), software, visible_share(run))
         half = software.gradient == _HALF
         shape = model_shape(run, software, microbatch)
         return cls(cluster, software, shape, str(_degrees(run)), "bf16" if half else "bf16-mixed",
@@ -90,20 +90,10 @@ def _degrees(run: Run) -> Degrees:
                    zero=run.zero_stage if run.dp * run.cp > 1 else 0, recompute=policy)
 
 
-def _with_dtypes(cluster: Cluster, narrow: str) -> Cluster:
-    """The cluster whose bfloat16 stands for float16 where it has none, and for products in a narrower dtype."""
+def _with_dtypes(cluster: Cluster) -> Cluster:
+    """The cluster whose bfloat16 stands for float16 where it has none."""
     device = cluster.device
     peaks = dict(device.peaks)
     if "bfloat16" not in peaks and "float16" in peaks:
         device = replace(device, peaks=tuple(sorted((peaks | {"bfloat16": peaks["float16"]}).items())))
-    return replace(cluster, device=_narrowed(device, narrow) if narrow else device)
-
-
-def _narrowed(device: Device, dtype: str) -> Device:
-    """The device whose products in bfloat16 are as fast as those in `dtype`; attention is not."""
-    factor = device.peak(dtype) / device.peak("bfloat16")
-    kernels = dict(device.kernels) | {kind: device.efficiency_of(kind) / factor
-                                      for kind in ("attention", "attention backward")}
-    peaks = dict(device.peaks) | {"bfloat16": device.peak(dtype)}
-    return replace(device, peaks=tuple(sorted(peaks.items())), kernels=tuple(sorted(kernels.items())),
-                   efficiency=device.efficiency_of(device.runs_as(dtype)))
+    return replace(cluster, device=device)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from autoddl.cost_models.software import SOFTWARE, Software
 from autoddl.validation.facts import find_beginning, read_facts
+from autoddl.validation.run_parts import narrow_dtype
 from autoddl.validation.runs import Run
 
 __all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "visible_share"]
@@ -43,7 +44,9 @@ def software_of(run: Run) -> Software:
     """Returns what is known of the program of a run; a row whose notes say so was compiled."""
     listed = find_beginning(run.framework, PROGRAMS)
     found = PROGRAMS[listed] if listed else SOFTWARE[profile_of(run)]
-    return replace(found, fuses=True, by_hand=True) if "compile" in run.notes else found
+    if "compile" in run.notes:
+        found = replace(found, fuses=True, by_hand=True)
+    return replace(found, narrow=narrow_dtype(run) or found.narrow)
 
 
 def profile_of(run: Run) -> str:

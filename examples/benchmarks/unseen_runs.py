@@ -22,7 +22,8 @@ def main(workers: int = 2) -> None:
         mine = [one for one in found if one.run.source == source]
         for one in mine:
             told = one.reason if one.seconds is None else f"{100 * one.error:+7.1f} %"
-            print(f"  {one.run.row:4} {one.run.model:16} {one.run.gpus:5} {one.run.device:15} {one.run.precision:5}{told}")
+            print(f"  {one.run.row:4} {one.run.model:16} {one.run.gpus:5} {one.run.device:15} {one.run.precision:5}",
+                  told)
         errors = [one.error for one in mine if one.seconds is not None]
         means.append(fmean(map(abs, errors)))
         print(f"{source:18}{len(errors)} of {len(mine)}{100 * means[-1]:8.1f} %   bias {100 * fmean(errors):+.1f} %")
