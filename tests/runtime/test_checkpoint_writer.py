@@ -2,6 +2,7 @@
 first."""
 
 import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,15 @@ def values(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_torch_reads_a_tensor_between_its_frames(dtype: torch.dtype) -> None:
+def test_torch_and_readers_of_zip_archives_read_a_tensor_between_its_frames(dtype: torch.dtype) -> None:
     for shape in ((), (1,), (3, 5), (0, 4), (2, 1, 70)):
         value = values(dtype, shape)
-        head, tail = frame(dtype, value.shape)
-        found = torch.load(io.BytesIO(head + value.reshape(-1).view(torch.uint8).numpy().tobytes() + tail))
+        around, data = frame(dtype, value.shape), value.reshape(-1).view(torch.uint8).numpy().data
+        file = io.BytesIO(around.head + data.tobytes() + around.tail_of(data))
+        with zipfile.ZipFile(file) as archive:
+            assert archive.testzip() is None
+        file.seek(0)
+        found = torch.load(file)
         assert found.dtype == dtype and found.shape == value.shape
         assert torch.equal(found.reshape(-1).view(torch.uint8), value.reshape(-1).view(torch.uint8))
 

@@ -3,9 +3,9 @@
 A file of torch.distributed.checkpoint is a row of values, each as torch.save writes it: a zip archive of its own.
 Around the bytes of a tensor that archive is the same for all tensors of one dtype and shape, but for checksums:
 
-    torch.save(tensor) = head(dtype, shape) + bytes of the tensor + tail(dtype, shape)
+    torch.save(tensor) = head(dtype, shape) + bytes of the tensor + tail(dtype, shape, checksum of these bytes)
 
-So heads and tails are made once, by torch.save of zeros. Their checksums are those of zeros: torch.load reads none. A
+So heads and tails are made once, by torch.save of zeros, and a tail gets its checksum as the bytes are written. A
 writer that is used again tells the first rank only what has moved in its file: values that are no tensors. They come
 last, so that tensors stay at their places while the plan of the save is the same.
 """
@@ -14,9 +14,10 @@ import io
 import os
 import struct
 import zipfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch.distributed.checkpoint import FileSystemWriter, Metadata, SavePlan, SavePlanner
@@ -28,24 +29,52 @@ from torch.futures import Future
 
 from autoddl.runtime.checkpoints.repeated_planner import RepeatedPlanner
 
-__all__ = ["CheckpointWriter", "frame"]
+__all__ = ["CheckpointWriter", "Frame", "frame"]
 
 LARGE = 1 << 24
 """Bytes of a tensor from which on torch.save costs little beside them: it writes such a tensor itself."""
 LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a zip archive's member: the lengths of its name and of its extra field, which its bytes follow."""
+DIRECTORY_ENTRY = struct.Struct("<28xHHH12x")
+"""Of a member in the directory of a zip archive: the lengths of its name, of its extra field and of its comment."""
+DESCRIBED = 1 << 3
+"""The flag of a member whose bytes are followed by a record of their checksum and length."""
+CHECKSUM = struct.Struct("<I")
+RECORD_CHECKSUM, ENTRY_CHECKSUM = 4, 16
+"""Where the checksum lies in such a record, and in a member's entry of the directory."""
 
 
-def frame(dtype: torch.dtype, shape: torch.Size) -> tuple[bytes, bytes]:
-    """Returns what torch.save writes before and after the bytes of a contiguous tensor of this dtype and shape."""
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What torch.save writes before and after the bytes of a tensor; `sums` are the places of their checksum."""
+
+    head: bytes
+    tail: bytes
+    sums: tuple[int, ...]
+
+    def tail_of(self, data: memoryview) -> bytes:
+        """The tail of these bytes."""
+        tail, checksum = bytearray(self.tail), crc32(data)
+        for place in self.sums:
+            CHECKSUM.pack_into(tail, place, checksum)
+        return bytes(tail)
+
+
+def frame(dtype: torch.dtype, shape: torch.Size) -> Frame:
+    """Returns what torch.save writes around the bytes of a contiguous tensor of this dtype and shape."""
     file = io.BytesIO()
     torch.save(torch.zeros(shape, dtype=dtype), file)
     data = file.getvalue()
     with zipfile.ZipFile(file) as archive:
-        member = next(one for one in archive.infolist() if one.filename.endswith("/data/0"))
-    name, extra = LOCAL_HEADER.unpack_from(data, member.header_offset)
-    start = member.header_offset + LOCAL_HEADER.size + name + extra
-    return data[:start], data[start + member.file_size:]
+        members, entry = archive.infolist(), archive.start_dir
+    for member in members:
+        if member.filename.endswith("/data/0"):
+            break
+        entry += DIRECTORY_ENTRY.size + sum(DIRECTORY_ENTRY.unpack_from(data, entry))
+    start = member.header_offset + LOCAL_HEADER.size + sum(LOCAL_HEADER.unpack_from(data, member.header_offset))
+    end = start + member.file_size
+    sums = (RECORD_CHECKSUM,) if member.flag_bits & DESCRIBED else ()
+    return Frame(data[:start], data[end:], (*sums, entry + ENTRY_CHECKSUM - end))
 
 
 class CheckpointWriter(FileSystemWriter):
@@ -57,7 +86,7 @@ class CheckpointWriter(FileSystemWriter):
     def __init__(self) -> None:
         super().__init__("")
         self.planner = RepeatedPlanner()
-        self._frames: dict[tuple[torch.dtype, torch.Size], tuple[bytes, bytes]] = {}
+        self._frames: dict[tuple[torch.dtype, torch.Size], Frame] = {}
         self._written: SavePlan | None = None
         self._metadata: Metadata | None = None
         self._places: dict[MetadataIndex, Any] = {}
@@ -100,10 +129,10 @@ class CheckpointWriter(FileSystemWriter):
         key = (value.dtype, value.shape)
         if key not in self._frames:
             self._frames[key] = frame(*key)
-        head, tail = self._frames[key]
-        file.write(head)
-        file.write(value.reshape(-1).view(torch.uint8).numpy().data)
-        file.write(tail)
+        around, data = self._frames[key], value.reshape(-1).view(torch.uint8).numpy().data
+        file.write(around.head)
+        file.write(data)
+        file.write(around.tail_of(data))
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Writes the metadata, with the places of all values; on the first rank. It names what is whole alone."""
