@@ -91,7 +91,7 @@ class _PlannedStep(torch.autograd.Function):
         for p in parameters:
             p.grad = None
         with torch.enable_grad():
-            loss = parallel.step(batch)
+            loss = parallel.step(batch).as_subclass(Tensor)
         ctx.waiting = [(p, p.grad) for p in parameters if p.grad is not None]
         for p, gradient in zip(parameters, before, strict=True):
             p.grad = gradient

@@ -11,7 +11,7 @@ Reading order:
     step_graph             its steps as one CUDA graph
     world                  joins the processes, and compares what they are about to run
     parameters             the module's parameters, replaced by the pieces that this rank stores
-    optimizer_guard        refuses optimizers that do not update pieces; `placement_guard` refuses moves of the module
+    guards                 refuses optimizers that do not update pieces, moves of the module, states of other models
     whole_state            its tensors, whole, on rank 0, one at a time
     parameter_store        values on the way to the program (`parameter_gather`), gradients back (`gradient_reducer`)
     lowering               the captured program -> the program of this rank, as generated code

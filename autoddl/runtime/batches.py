@@ -20,10 +20,13 @@ from autoddl.core.errors import CaptureError, InputError, MismatchError
 from autoddl.core.layout import Layout, extents
 from autoddl.runtime.collectives.process_groups import Groups
 
-__all__ = ["Batches", "LocalBatch", "check_one_batch", "digest", "digests"]
+__all__ = ["Batches", "LocalBatch", "SeenBatches", "check_one_batch", "digest", "digests"]
 
 PART = 2**24
 """Elements of a tensor that are hashed, and so copied, at a time."""
+
+SAMPLED = 4096
+"""Elements of a tensor of a batch that are compared among the ranks after the first step."""
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -41,6 +44,37 @@ def digests(batch: object) -> list[str]:
     given = as_sample(batch)
     leaves = pytree.tree_leaves((given.args, dict(given.kwargs)))
     return [f"{list(leaf.shape)} {digest(leaf)}" for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_meta]
+
+
+class SeenBatches:
+    """A checksum of global batches, of which ranks that go through their data alike have the same.
+
+    It is of all shapes, and of up to `SAMPLED` elements of each tensor on the processor: others would be waited for.
+    """
+
+    def __init__(self) -> None:
+        self._sum = hashlib.blake2b(digest_size=8)
+
+    def add(self, batch: object) -> None:
+        """Counts a batch in."""
+        given = as_sample(batch)
+        for leaf in pytree.tree_leaves((given.args, dict(given.kwargs))):
+            if isinstance(leaf, Tensor):
+                self._sum.update(str(leaf.shape).encode())
+                if leaf.device.type == "cpu":
+                    self._sum.update(digest(_sampled(leaf)).encode())
+
+    def text(self) -> str:
+        """The checksum of the batches so far."""
+        return self._sum.hexdigest()
+
+
+def _sampled(value: Tensor) -> Tensor:
+    """Up to `SAMPLED` elements from all over a tensor."""
+    while value.numel() > SAMPLED:
+        dim = max(range(value.dim()), key=lambda k: value.shape[k])
+        value = value[(*[slice(None)] * dim, slice(None, None, 2))]
+    return value
 
 
 def check_one_batch(batch: object, more: Sequence[object], named: Mapping[str, object]) -> None:

@@ -1,4 +1,9 @@
-"""Refuses optimizers of torch whose update is not made for parameters in pieces, before their first step.
+"""Refuses what a planned model cannot do, with the way out: in place of errors from inside of torch, or wrong numbers.
+
+    guard_optimizers    optimizers of torch whose update is not made for parameters in pieces, before their first step
+    guard_placement     `.to`, `.double` and the like, which would give the module's parameters other memory
+    check_state_dict    states that are not this model's: names, shapes, forms
+    StepLoss            `backward` of the loss of a step, which has run already; CallLoss: that of a call
 
 Most optimizers of torch.optim update DTensors as they would whole tensors. These do not:
 
@@ -9,20 +14,25 @@ Most optimizers of torch.optim update DTensors as they would whole tensors. Thes
 
 An optimizer that is none of torch.optim is let through. If it reads a number of a DTensor, as `p.grad.norm().item()`,
 it gets that of this rank's piece: `p.grad.norm().full_tensor()` is that of the whole.
+
+The program reads the memory of the pieces itself, and an optimizer updates that of the parameters. They are the same
+until `nn.Module._apply` makes new tensors, which it does for DTensors even where nothing changes. So a call that
+changes nothing does nothing, and any other raises InputError.
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from autoddl.core.errors import InputError
+from autoddl.capture.arguments import said_kind
+from autoddl.core.errors import InputError, MismatchError
 
-__all__ = ["guard_optimizers"]
+__all__ = ["CallLoss", "StepLoss", "check_state_dict", "guard_optimizers", "guard_placement"]
 
 WHOLE = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.LBFGS)
 UNFUSED = (torch.optim.SGD, torch.optim.Adagrad)
@@ -54,3 +64,90 @@ def _check(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     if fused and isinstance(optimizer, UNFUSED):
         raise InputError(f"torch.optim.{name} with fused=True does not know parameters in pieces, which the plan has: "
                          "leave fused=True out")
+
+
+def guard_placement(module: nn.Module, device: torch.device) -> None:
+    """From now on, `module` refuses to be moved from `device`, or to other dtypes."""
+    dtypes = {p.dtype for p in module.parameters()}
+
+    def stay(function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        for dtype in dtypes:
+            before = torch.empty(0, dtype=dtype, device=device)
+            after = function(before)
+            if (after.device.type, after.dtype) != (device.type, dtype) or (
+                    before.device.index is not None and after.device.index != before.device.index):
+                raise InputError(f"the module runs a plan on {device} in {dtype}, and this would make it "
+                                 f"{after.dtype} on {after.device}: give parallelize the device, and plan with a "
+                                 "precision")
+        return module
+
+    kept: Any = module
+    kept._apply = stay
+
+
+class CallLoss(Tensor):
+    """The loss of a call, of which there are no gradients. Nothing but `backward` differs from a tensor.
+
+    Raises InputError where `backward` is called of it, or of what is computed of it and needs no gradient.
+    """
+
+    WAY_OUT = ("a call of the model computes a loss without gradients: write model.step(batch) in place of "
+               "model(batch), which runs backward too")
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        if not self.requires_grad:
+            raise InputError(self.WAY_OUT)
+        super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Saved as the tensor that it is, which reads anywhere."""
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+class StepLoss(CallLoss):
+    """The loss of a step, whose backward has run."""
+
+    WAY_OUT = ("model.step has run backward already, and the gradients are in .grad of model.parameters(): leave "
+               ".backward() out; a loop that calls it itself takes autoddl.planned_module(model)")
+
+
+def check_state_dict(state: object, own: Mapping[str, Any], ties: Collection[Sequence[str]], strict: bool) -> None:
+    """Raises InputError for what is no state, MismatchError for one whose names or shapes are not those of `own`.
+
+    Of tied parameters, whose names `ties` has, one name is enough. Unless `strict`, names may differ.
+    """
+    if not isinstance(state, Mapping):
+        raise InputError(f"a state is a dict of tensors by name, not {said_kind(state)}: give that of state_dict()")
+    nested = next((name for name, value in state.items() if isinstance(value, Mapping)), None)
+    if nested is not None:
+        raise InputError(f"{nested!r} of this state is a dict, not a tensor: give the state of the model alone, "
+                         f"state[{nested!r}]")
+    missing = [name for name in own if name not in state and not any(
+        name in names and any(one in state for one in names) for names in ties)]
+    unknown = [name for name in state if name not in own]
+    if strict and (missing or unknown):
+        raise MismatchError(f"this state is of another model: it {_said(missing, unknown)}; {_way_out(unknown, own)}")
+    for name, value in own.items():
+        if name in state and isinstance(value, Tensor) and getattr(state[name], "shape", None) != value.shape:
+            raise MismatchError(f"{name} is {said_shape(state[name])} in this state, and {said_shape(value)} in the "
+                                "model: give the state of a model of this size; pieces are given as DTensors, or whole")
+
+
+def _said(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """The first names that lack, and that are too many."""
+    found = [f"{word} {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}"
+             for word, names in (("lacks", missing), ("has", unknown)) if names]
+    return " and ".join(found)
+
+
+def _way_out(unknown: Sequence[str], own: Collection[str]) -> str:
+    """What to do about such names; wrappers put words before them."""
+    before = next((name.removesuffix(mine) for name in unknown[:1] for mine in own if name.endswith(f".{mine}")), "")
+    if before:
+        return f"take {before!r} off its names, which a wrapper has put there"
+    return "give one of this model, or strict=False to load the names that both have"
+
+
+def said_shape(value: object) -> str:
+    """The shape of a tensor, or the kind of what is none."""
+    return str(list(value.shape)) if isinstance(value, Tensor) else said_kind(value)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from autoddl.capture.returned import LOSS, Returned
 from autoddl.core.conversion import Step
 from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind
@@ -23,7 +24,11 @@ from autoddl.runtime.collectives.redistribute import Move, make_moves, run_moves
 from autoddl.runtime.parameters import placements
 from autoddl.schedule.traffic import option_of
 
-__all__ = ["OutputRoute", "asked_outputs", "computed_outputs", "joined", "output_route"]
+__all__ = ["Asking", "OutputRoute", "asked_outputs", "computed_outputs", "joined", "output_route"]
+
+
+Asking = str | int | Sequence[str | int] | None
+"""Outputs that a call may ask for: names, places in a tuple, "all", or None for the loss alone."""
 
 
 def computed_outputs(graph: Graph, names: Sequence[str], tensors: Sequence[int]) -> dict[str, int]:
@@ -33,26 +38,32 @@ def computed_outputs(graph: Graph, names: Sequence[str], tensors: Sequence[int])
             if t in made or (t >= 0 and graph.tensors[t].kind is Kind.INPUT)}
 
 
-def asked_outputs(asked: Sequence[str] | None, computed: Collection[str], returned: Sequence[str]) -> tuple[str, ...]:
-    """The names of the outputs that a call asks for: None is the loss alone, "all" are those that are computed.
+def asked_outputs(asked: Asking, computed: Collection[str], returned: Returned) -> dict[str | int, str]:
+    """The outputs that a call asks for, and their names: None is the loss alone, "all" are those that are computed.
 
-    Raises InputError for an output that the model does not return, or that this program does not compute.
+    Parts of a tuple may be asked for by their place, as 1. Raises InputError for an output that the model does not
+    return, or that this program does not compute.
     """
-    if asked is None:
-        return tuple(returned[:1])
-    if asked == "all":
-        return (returned[0], *(name for name in returned[1:] if name in computed))
+    names = returned.names
     if isinstance(asked, Tensor):
         raise InputError("the batch is one argument: give it as a tuple, like model((ids, labels))")
-    asked = (asked,) if isinstance(asked, str) else asked
-    for name in asked:
-        if name not in returned:
-            raise InputError(f"forward returns no {name!r}, it returns {', '.join(map(repr, returned))}: ask for some "
-                             "of these; parts of a tuple have their position as a name")
-        if name not in computed and name != returned[0]:
+    if asked is None or asked == "all":
+        return {name: name for name in names[:1 if asked is None else None] if name in computed or name == LOSS}
+    found = {one: _named(one, returned) for one in ((asked,) if isinstance(asked, str | int) else asked)}
+    for one, name in found.items():
+        if name not in names:
+            raise InputError(f"forward returns no {one!r}, it returns {', '.join(map(repr, names))}: ask for some of "
+                             "these; parts of a tuple have their place as a name, and may be asked for by 1 or '1'")
+        if name not in computed and name != LOSS:
             raise InputError(f"the training program does not compute the output {name!r}, which the loss does not "
                              "need: call eval() of the model first, which plans a program of all outputs")
-    return tuple(asked)
+    return found
+
+
+def _named(one: str | int, returned: Returned) -> str:
+    """The name of an output that may be asked for by its place."""
+    at_loss = not isinstance(one, str) and one in range(len(returned.places)) and returned.places[one] == 0
+    return LOSS if at_loss else str(one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 `mesh_model` is that of a plan without stages, `pipeline_model` that of one with stages.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -18,19 +18,24 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
-from autoddl.runtime.batches import Batches, LocalBatch, check_one_batch, digests
+from autoddl.runtime.batches import Batches, LocalBatch, SeenBatches, check_one_batch, digests
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Move
 from autoddl.runtime.gradients_together import clip_gradients
-from autoddl.runtime.optimizer_guard import guard_optimizers
-from autoddl.runtime.outputs import asked_outputs
-from autoddl.runtime.placement_guard import guard_placement
+from autoddl.runtime.guards import CallLoss, StepLoss, check_state_dict, guard_optimizers, guard_placement
+from autoddl.runtime.outputs import Asking, asked_outputs
 from autoddl.runtime.program_runner import Asked, ProgramRunner
 from autoddl.runtime.world import check_agreement
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["ParallelModel", "Planner", "Residual", "batches_of", "mean"]
+
+COMPARED = 100
+"""Steps after which ranks compare the batches that they were given since they last did."""
+WAY_OUT = ("give the global batch on every rank, not a share of it (without DistributedSampler, and from one seed), or "
+           "this rank's pieces as a LocalBatch")
+
 
 class Residual(NamedTuple):
     """This rank's part of what a sparse sum has not sent: a view of it, the step, and the groups that it is over."""
@@ -68,7 +73,9 @@ class ParallelModel:
                  device: torch.device, returned: Returned) -> None:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self.device, self.returned, self.training = device, returned, True
-        self.steps, self.copies, self._compared = 0, frozenset[str](), False
+        self.steps, self.copies = 0, frozenset[str]()
+        self._compared: int | None = None
+        self._seen = SeenBatches()
         guard_optimizers(self, module.parameters())
         guard_placement(module, device)
 
@@ -76,47 +83,57 @@ class ParallelModel:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
         Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
-        when it first comes. The batch of the first step is compared among the ranks. Raises InputError for arguments
-        that are not one batch, MismatchError for a batch that does not fit, or that other ranks have otherwise.
+        when it first comes. The first batch is compared among the ranks, and a checksum every 100 steps. Raises
+        InputError for arguments that are not one batch, MismatchError for a batch that does not fit, or that other
+        ranks have otherwise.
         """
         check_one_batch(batch, more, named)
-        self._check_first(batch)
+        self._compare(batch)
         one = self._program(batch, True)
         pieces = one.local_batch(batch)
         self.recorder.clear()
         one.steps = self.steps
         loss = one._train(pieces)
         self.steps += 1
-        return loss
+        return loss.as_subclass(StepLoss)
 
-    def __call__(self, batch: object, outputs: Sequence[str] | None = None, whole: bool = True) -> Any:
+    def __call__(self, batch: object, outputs: Asking = None, whole: bool = True) -> Any:
         """The loss of one batch, without dropout; gradients and buffers stay unchanged.
 
         After `eval()` it is that of a program of evaluation, which is planned at the first call, as modules in that
-        mode compute it. With `outputs`, like `("loss", "logits")` or `"all"`, it is a dict of these. They are `whole`
-        on every rank, or else DTensors, split as the program makes them. Raises InputError for an unknown output.
+        mode compute it. With `outputs`, like `("loss", "logits")` or `"all"`, it is a dict of these. A part of a tuple
+        is asked for by its place, as `(0, 1)`. Outputs are `whole` on every rank, or else DTensors, split as the
+        program makes them. Raises InputError for an unknown output.
         """
         with torch.inference_mode(False), torch.no_grad():  # tensors of that mode cannot be sent from another thread
             one = self._program(batch, self.training)
-            names = asked_outputs(outputs, one.computed(), one.returned.names)
+            asked = asked_outputs(outputs, one.computed(), one.returned)
             if not whole and one.plan.microbatches > 1:
                 raise InputError(f"outputs of {one.plan.microbatches} microbatches are not one tensor that is split: "
                                  "ask for them whole, or plan with one microbatch")
             pieces = one.local_batch(batch)
             self.recorder.clear()
-            found = one._evaluate(pieces, Asked(tuple(name for name in names if name != LOSS), whole))
-            return found[LOSS] if outputs is None else {name: found[name] for name in names}
+            others = dict.fromkeys(name for name in asked.values() if name != LOSS)
+            found = one._evaluate(pieces, Asked(tuple(others), whole))
+            return found[LOSS].as_subclass(CallLoss) if outputs is None else {k: found[n] for k, n in asked.items()}
 
     def _program(self, batch: object, training: bool) -> "ParallelModel":
         """The model whose program runs this batch: this one, or one for other rows or for evaluation."""
         return self
 
-    def _check_first(self, batch: object) -> None:
-        """Compares the first batch of this model among the ranks; pieces of a batch differ by rank, and are not."""
-        if not self._compared and not isinstance(batch, LocalBatch):
-            check_agreement({"batch": digests(batch)}, "give the global batch on every rank, not a share of it "
-                            "(without DistributedSampler), or this rank's pieces as a LocalBatch")
-        self._compared = True
+    def _compare(self, batch: object) -> None:
+        """Compares batches among the ranks: the first one whole, and after every `COMPARED` steps what came since.
+
+        Pieces of a batch differ by rank, and are not compared.
+        """
+        if isinstance(batch, LocalBatch):
+            return
+        self._seen.add(batch)
+        first = self._compared is None
+        if first or self.steps - (self._compared or 0) >= COMPARED:
+            name = "batch" if first else f"batch since step {self._compared}"
+            check_agreement({name: digests(batch) if first else [self._seen.text()]}, WAY_OUT)
+            self._compared, self._seen = self.steps, SeenBatches()
 
     def train(self, mode: bool = True) -> Self:
         """Sets whether calls run the training program. `step` always trains, by the program of the plan."""
@@ -217,10 +234,26 @@ class ParallelModel:
         """Parameters and buffers of this rank by name, sharded ones as DTensors."""
         return get_model_state_dict(self.module)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads a `state_dict` of this plan, or whole tensors, the same on every rank."""
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Loads a `state_dict` of this plan, or whole tensors, the same on every rank.
+
+        Raises InputError for what is no state, MismatchError where a shape is another, or names are. Unless `strict`,
+        the names that both have are loaded.
+        """
+        ties: dict[int, list[str]] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            ties.setdefault(id(parameter), []).append(name)
+        own = self.state_dict()
+        check_state_dict(state, own, ties.values(), strict)
         whole = not any(isinstance(value, DTensor) for value in state.values())
-        set_model_state_dict(self.module, dict(state), options=StateDictOptions(full_state_dict=whole))
+        set_model_state_dict(self.module, {name: state[name] for name in own if name in state},
+                             options=StateDictOptions(full_state_dict=whole, strict=False))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Raises InputError: copies and pickles of a model that is connected to other ranks are none."""
+        raise InputError("a parallel model is neither copied nor pickled: it is connected to the other ranks; copy its "
+                         "values, {name: p.detach().clone() for name, p in model.named_parameters()}, or write them by "
+                         "autoddl.checkpoint.save")
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scales the gradients so that their norm is at most `max_norm`; returns the norm before, on every rank.

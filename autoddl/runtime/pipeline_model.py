@@ -304,6 +304,8 @@ class PipelineModel(ParallelModel):
         return PipelineModel(module, self.plan.without_codecs(), planned_by(captured, self.plan), self._joined,
                              self.device, 0)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Loads a `state_dict` of this rank, or whole tensors of any stages; those of others are left out."""
-        super().load_state_dict({name: value for name, value in state.items() if name not in self._elsewhere})
+        mine = {name: value for name, value in state.items() if name not in self._elsewhere} \
+            if isinstance(state, Mapping) else state
+        super().load_state_dict(mine, strict)

@@ -131,6 +131,8 @@ def staged(one: Plan) -> list[Any]:
     x = torch.linspace(-1, 1, 64).view(8, 8)
     parallel, truth = runtime.parallelize(Chain(), one, captured=chained()), Chain()(x)
     found = parallel(x, outputs=("2", "1", "loss"))
+    placed = parallel(x, outputs=(0, 2))
+    assert list(placed) == [0, 2] and placed[0] == found["loss"] and torch.equal(placed[2], found["2"])
     with pytest.raises(InputError) as error:
         parallel(x, outputs=("1",), whole=False)
     return [list(found), *(float((found[name] - value).abs().max())

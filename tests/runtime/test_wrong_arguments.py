@@ -1,5 +1,6 @@
 """Arguments of the wrong kind or order, wrapped modules, batches that do not fit: one line with the way out."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +14,11 @@ from torch import nn
 
 import autoddl
 from autoddl import checkpoint, recovery
-from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.errors import AutoDDLError, InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
+from autoddl.runtime import parallel_model
+from autoddl.runtime.batches import SeenBatches
 from autoddl.runtime.parallel_model import ParallelModel
 
 ALONE = """
@@ -113,6 +116,25 @@ MISTAKES: dict[str, tuple[Callable[[Any], object], str]] = {
                              "RankLoader has no option 'batch_size': batches are the plan's"),
     "a piece of a batch unpacked": (lambda on: tuple(on.model.local_batch((on.ids, on.ids))),
                                     r"a rank's piece of a batch, which model\.step and model\(\.\.\.\) take as it is"),
+    "backward of a step": (lambda on: on.model.step((on.ids, on.ids)).backward(),
+                           r"model\.step has run backward already.*leave \.backward\(\) out"),
+    "backward of a scaled step": (lambda on: (on.model.step((on.ids, on.ids)) / 4).backward(),
+                                  r"a loop that calls it itself takes autoddl\.planned_module\(model\)"),
+    "backward of a call": (lambda on: on.model((on.ids, on.ids)).backward(), r"write model\.step\(batch\) in place of"),
+    "a copy": (lambda on: copy.deepcopy(on.model), r"neither copied nor pickled.*copy its values, \{name: "),
+    "a pickle": (lambda on: torch.save(on.model, on.folder / "m.pt"), r"or write them by autoddl\.checkpoint\.save"),
+    "no state": (lambda on: on.model.load_state_dict(None), r"a dict of tensors by name, not None"),
+    "a state in a state": (lambda on: on.model.load_state_dict({"model": on.model.state_dict()}),
+                           r"the state of the model alone, state\['model'\]"),
+    "a wrapper's state": (
+        lambda on: on.model.load_state_dict({f"module.{k}": v for k, v in on.model.state_dict().items()}),
+        r"lacks tokens\.weight and \d+ more and has module\.tokens\.weight and \d+ more; take 'module\.' off its"),
+    "half of a state": (
+        lambda on: on.model.load_state_dict(dict([*on.model.state_dict().items()][1:])),
+        r"it lacks tokens\.weight; give one of this model, or strict=False"),
+    "a larger state": (
+        lambda on: on.model.load_state_dict(on.model.state_dict() | {"tokens.weight": torch.zeros(9, 9)}),
+        r"tokens\.weight is \[9, 9\] in this state, and \[64, 16\] in the model"),
     "DataParallel planned": (lambda on: UNTYPED.plan(nn.DataParallel(tiny(1)), parse_cluster(ALONE % 1, "test"),
                                                      (on.ids, on.ids)), "wrapped in DataParallel")}
 
@@ -149,3 +171,52 @@ def test_ranks_that_give_wrapped_modules_or_shares_of_a_batch_are_told(tmp_path:
     assert first == second and len(first) == 2
     assert "the model is wrapped in DistributedDataParallel, whose work a plan does itself" in first[0]
     assert "rank 1 has another batch than rank 0" in first[1] and "give the global batch on every rank" in first[1]
+
+
+def test_the_loss_of_a_step_is_saved_as_a_tensor_and_adds_to_losses_that_have_gradients(case: Case) -> None:
+    loss, own = case.model.step((case.ids, case.ids)), torch.ones((), requires_grad=True)
+    torch.save(loss, case.folder / "loss.pt")
+    assert type(torch.load(case.folder / "loss.pt")) is torch.Tensor
+    (loss + 3 * own).backward()
+    assert own.grad == 3
+
+
+def test_a_state_of_some_names_is_loaded_where_it_is_asked_for(case: Case) -> None:
+    state = {"tokens.weight": torch.full((64, 16), 0.5), "other": torch.ones(1)}
+    before = case.model.state_dict()["head.weight"].clone()
+    case.model.load_state_dict(state, strict=False)
+    after = case.model.state_dict()
+    assert torch.equal(after["tokens.weight"], state["tokens.weight"]) and torch.equal(after["head.weight"], before)
+
+
+def errors_of_drifting_ranks(folder: str, each: int) -> list[int]:
+    """The steps at which a rank whose batches differ from the third on is told."""
+    parallel_model.COMPARED = each
+    parallel = autoddl.parallelize(tiny(1), autoddl.load_plan(folder))
+    for number in range(8):
+        ids = torch.full((8, 6), parallel.groups.rank if number > 2 else 0)
+        try:
+            parallel.step((ids, ids))
+        except MismatchError as error:
+            assert f"has another batch since step {number - number % each - each} than rank 0" in str(error)
+            return [number]
+    return []
+
+
+@pytest.mark.ranks
+def test_batches_that_drift_apart_are_told_before_many_steps_are_done(tmp_path: Path) -> None:
+    autoddl.plan(tiny(1), parse_cluster(ALONE % 2, "test"), workers=1).save(tmp_path / "plan.json")
+    assert on_ranks(2, errors_of_drifting_ranks, str(tmp_path / "plan.json"), 4) == [[4], [4]]
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (5000, 1), (2, 9000), (70, 3, 70)])
+def test_a_checksum_of_batches_changes_with_what_is_in_them(shape: tuple[int, ...]) -> None:
+    def summed(*batches: torch.Tensor) -> str:
+        seen = SeenBatches()
+        for one in batches:
+            seen.add((one,))
+        return seen.text()
+
+    zeros, ones = torch.zeros(shape), torch.ones(shape)
+    different = [summed(zeros), summed(ones), summed(zeros, ones), summed(ones, zeros), summed(zeros[None])]
+    assert len(set(different)) == len(different) and summed(zeros, ones) == summed(zeros.clone(), ones.clone())
