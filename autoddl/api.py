@@ -18,7 +18,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, show_seconds
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.degree_meshes import batch_rows, check_rows
 from autoddl.planner.finish import finished_plan
@@ -125,6 +125,8 @@ def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
     tried = _candidates(task)
     finish = partial(_finish, task, count=len(tried), options=task.options)
     found = search(task, tried, progress)
+    if progress:
+        progress(f"writing down the plan of {show_seconds(found.best.solution.seconds)}, with equal blocks alike", 0, 1)
     best = finish(found)
     if task.options.overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried), finish)

@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import is_factory
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import SCALINGS, Cluster, Device, Level, Switch
 from autoddl.cost_models.measured import apply_measurements
@@ -44,8 +45,13 @@ _LAUNCH_SECONDS = {"gpu": 5e-6, "cpu": 3e-6}
 
 
 def load_cluster(path: str | Path) -> Cluster:
-    """Read a cluster file."""
-    return parse_cluster(_read(Path(path), "cluster file"), str(path))
+    """Read a cluster file. Raises InputError for one that cannot be read, or that is something else."""
+    name, other = str(path), "a factory" if is_factory(str(path)) else ""
+    text = "" if other else _read(Path(path), "cluster file")
+    if other or '"decisions": [' in text[:1000]:
+        raise InputError(f"{name} looks like {other or 'a plan'}, and a cluster file is asked for here: give the path "
+                         "of a YAML file, like cluster.yaml")
+    return parse_cluster(text, name)
 
 
 def parse_cluster(text: str, source: str) -> Cluster:

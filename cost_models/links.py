@@ -19,8 +19,10 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models.machine import Level
+from autoddl.cost_models.units import parse_quantity
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "latency_of", "protocol_of"]
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "latency_of", "network_rates",
+           "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
 
@@ -70,6 +72,12 @@ def latency_of(level: Level) -> float:
 @lru_cache(maxsize=1)
 def _links() -> Mapping[str, Mapping[str, Any]]:
     return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
+
+
+def network_rates(network: bool) -> dict[str, float]:
+    """The bytes/s of every link by name, one direction: of those that leave a host, or of those that do not."""
+    return {name: parse_quantity(facts["bandwidth"], "bytes/s") for name, facts in _links().items()
+            if PROTOCOLS[facts["protocol"]].network == network}
 
 
 def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:

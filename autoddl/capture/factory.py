@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Factory", "settings"]
 
+_KINDS: dict[type, str] = {bool: "True or False", int: "a whole number", float: "a number", str: "text"}
+"""Kinds of parameters to which settings are held."""
 WORD = re.compile(r"[A-Za-z_][\w./-]*")
 
 
@@ -43,7 +45,7 @@ class Factory:
         """The factory that `FILE.py:NAME` names. Raises InputError for another text."""
         file, colon, name = text.rpartition(":")
         if not colon or not file.endswith(".py") or not name:
-            raise InputError(f"{text!r} is no factory; write FILE.py:NAME, like examples/gpt.py:gpt")
+            raise InputError(f"{text!r} is no factory; {_factory_hint(text)}")
         return cls(file, name, dict(arguments or {}))
 
     def __str__(self) -> str:
@@ -100,9 +102,9 @@ class Factory:
         from torch import nn
 
         function = self.function()
-        self._check_arguments(function)
+        arguments = self._checked_arguments(function)
         try:
-            made = function(**self.arguments)
+            made = function(**arguments)
         except (AutoDDLError, Terminated):
             raise
         except (Exception, SystemExit) as error:
@@ -113,13 +115,52 @@ class Factory:
                              "sample")
         return module, sample
 
-    def _check_arguments(self, function: Callable[..., Any]) -> None:
+    def _checked_arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        """The arguments, each as its parameter has it. Raises InputError for those that the function does not take."""
         signature = inspect.signature(function)
         try:
             signature.bind(**self.arguments)
         except TypeError as error:
             raise InputError(f"{self} does not take these arguments: {error}; "
                              f"it is {self.name}{signature}, set with --set NAME=VALUE") from None
+        known = signature.parameters
+        return {name: _as_kind(self, known[name], value) if name in known else value
+                for name, value in self.arguments.items()}
+
+
+def _as_kind(factory: Factory, parameter: inspect.Parameter, value: Any) -> Any:
+    """A value of the kind that a parameter's annotation, else its default, says: a whole number may be a float.
+
+    Raises InputError for text where a number is wanted, a number where a switch is, and the like.
+    """
+    said = parameter.annotation
+    kind = next((one for one in _KINDS if said in (one, one.__name__)), None)
+    if kind is None and said is inspect.Parameter.empty and type(parameter.default) in _KINDS:
+        kind = type(parameter.default)
+    if kind is None or type(value) is kind or value is None:
+        return value
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is str:
+        return str(value)
+    raise InputError(f"--set {parameter.name}={value}: {factory} takes {_KINDS[kind]} there, and "
+                     f"{value!r} is {_KINDS.get(type(value), f'a {type(value).__name__}')}"
+                     + (f"; its default is {parameter.default!r}" if parameter.default is not parameter.empty else
+                        f"; write one, like {parameter.name}={kind(1)}"))
+
+
+def _factory_hint(text: str) -> str:
+    """How to name a factory instead of `text`: its own functions, where it is a file of Python."""
+    if text.endswith((".yaml", ".yml", ".json")):
+        return "the factory, FILE.py:NAME, stands in another place: see --help for the order"
+    try:
+        found = ast.parse(Path(text).read_text(encoding="utf-8")).body if text.endswith(".py") else []
+    except (OSError, SyntaxError, ValueError):
+        found = []
+    names = [one.name for one in found if isinstance(one, ast.FunctionDef) and not one.name.startswith("_")]
+    if names:
+        return f"write FILE.py:NAME, like {text}:{names[-1]}"
+    return "write FILE.py:NAME, like examples/gpt.py:gpt"
 
 
 def settings(texts: Sequence[str]) -> dict[str, Any]:

@@ -77,8 +77,10 @@ def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
     seconds = seconds_as_run(plan, profile.by(software_named(software)))
     low, median, high = sureness(plan).with_runs(profile.residual, profile.runs).of(seconds)
     whose = f"the {profile.runs} runs of the profile" if profile.runs else "published runs of this kind"
-    line = (f"as run by {software}: {show_seconds(seconds)} a step, with what overlaps and what the program adds. By "
-            f"{whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} and "
-            f"{show_seconds(high)}")
+    what = "sum" if plan.pipeline is None else "time line"
+    line = (f"as run by {software}: {show_seconds(seconds)} is what a step takes, with what overlaps and what the "
+            f"program adds. The {show_seconds(plan.predicted.seconds)} above is the {what} that the search compares. "
+            f"By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} "
+            f"and {show_seconds(high)}")
     return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
                                            "as_run_interval": [low, high]}

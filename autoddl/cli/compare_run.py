@@ -82,11 +82,15 @@ def _data(found: "Compared | ComparedStages") -> dict[str, Any]:
 
 def _table(found: "Compared") -> RenderableType:
     figures = _figures(found)
-    for name, pair in (("step", found.step), ("compute", found.compute), ("exposed", found.exposed),
-                       ("hidden", found.hidden)):
-        figures.add_row(name, _both(pair))
+    figures.add_row("step", f"{_both(found.whole)}: what a step takes, the sum of the next three rows")
+    for name, pair, what in (("  compute", found.compute, "a rank computes"),
+                             ("  exposed", found.exposed, "it waits for collectives"),
+                             ("  optimizer", found.update, "the update")):
+        figures.add_row(name, f"{_both(pair)}: {what}")
+    figures.add_row("hidden", f"{_both(found.hidden)}: in flight while it computes, and so no part of the step")
     figures.add_row("late ranks", f"{show_seconds(found.late)} of what was exposed, waiting for them")
-    figures.add_row("optimizer", _both(found.update))
+    figures.add_row("plan", f"{show_seconds(found.summed)} is the step that `plan` and `show` print: it adds hidden "
+                            "seconds too")
     kinds = columns("collective", "axes", "level", "count", "bytes", "seconds", "exposed", "hidden")
     for row in found.rows:
         kinds.add_row(*_cells(row))

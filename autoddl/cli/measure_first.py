@@ -63,7 +63,8 @@ def _table(choice: "BestOfTwo | None", found: "Sequence[Worthwhile]", commands: 
     """The choice in words, then a row and a command for each experiment."""
     if choice is None:
         return "one plan alone: there is nothing to choose, and nothing to measure first"
-    said = (f"{choice.best.name} takes {show_seconds(choice.best.seconds)} a step, {choice.second.name} "
+    said = (f"Steps here are as they run, with what overlaps; the plan's own step above is a sum, without. "
+            f"{choice.best.name} takes {show_seconds(choice.best.seconds)} a step, {choice.second.name} "
             f"{show_seconds(choice.second.seconds)}: {choice.difference:+.1%}. That is give or take "
             f"{choice.spread:.1%} by the machine's constants, and {choice.model:.1%} by what no constant explains. The "
             f"first is the faster one with a probability of {choice.sure:.0%}.")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import typer
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import is_factory
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.unused_options import check_used
 
@@ -49,7 +50,8 @@ def _command(every: tuple["Field[Any]", ...], compares: bool, verb: Callable[...
 
     @wraps(verb)
     def command(context: typer.Context, **given: Any) -> None:
-        chosen = {one.name: _read(one, given.pop(one.name)) for one in every}
+        _check_order(context, given)
+        chosen = {one.name: _read(one, hints[one.name], given.pop(one.name)) for one in every}
         options = PlanOptions(**chosen)
         check_used(options, [name for name in chosen if _is_written(context, name)], compares)
         verb(**given, options=options)
@@ -64,6 +66,14 @@ def _command(every: tuple["Field[Any]", ...], compares: bool, verb: Callable[...
     return command
 
 
+def _check_order(context: typer.Context, given: dict[str, Any]) -> None:
+    """Raises InputError where the cluster file stands before the factory."""
+    factory, cluster = str(given.get("factory", "")), str(given.get("cluster", ""))
+    if factory.endswith((".yaml", ".yml")) and is_factory(cluster):
+        raise InputError(f"{factory} is a cluster file and {cluster} a factory, and the factory comes first: write "
+                         f"{context.command_path} {cluster} {factory}")
+
+
 def _is_written(context: typer.Context, name: str) -> bool:
     """Whether an option stands on the command line, be it with its default."""
     source = context.get_parameter_source(name)
@@ -76,7 +86,8 @@ def _annotation(one: "Field[Any]", kind: Any) -> Any:
     flags = [about.get("flag", f"--{one.name.replace('_', '-')}")]
     optional = get_origin(kind) in (Union, types.UnionType)
     base = next(part for part in get_args(kind) if part is not type(None)) if optional else kind
-    written: Any = about.get("written", list[str] if get_origin(base) is tuple else base)
+    plain = str if base is float else base
+    written: Any = about.get("written", list[str] if get_origin(base) is tuple else plain)
     shown = {key: about[key] for key in ("metavar", "min") if key in about}
     option = typer.Option(*flags, help=about["help"], **shown)
     return Annotated[written if one.default not in (None, ()) else written | None, option]
@@ -89,11 +100,22 @@ def _default(one: "Field[Any]") -> Any:
     return None if one.default in (None, ()) else one.default
 
 
-def _read(one: "Field[Any]", given: Any) -> Any:
+def _read(one: "Field[Any]", kind: Any, given: Any) -> Any:
     """The field's value, from the text written in the shell."""
     if given is None:
         return one.default
+    if kind in (float, float | None) and "written" not in one.metadata:
+        return _number(str(given), one.name.replace("_", "-"))
     return _numbers(given, one.name) if one.name in ("microbatches", "stages") else given
+
+
+def _number(text: str, name: str) -> float:
+    """`0.01`, or `1%` for the same."""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        way_out = "seconds without their unit, like 60" if name.endswith("-limit") else "one, like 0.01 or 1%"
+        raise InputError(f"--{name} {text!r} is no number: write {way_out}") from None
 
 
 def _numbers(text: str, name: str) -> tuple[int, ...]:

@@ -1,10 +1,14 @@
-"""Prints the answer of a verb on stdout and its progress on stderr."""
+"""Prints the answer of a verb on stdout and its progress on stderr: a bar on a terminal, else a line now and then."""
 
 import json
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
-from typing import Any
+from io import UnsupportedOperation
+from threading import Event, Thread
+from time import perf_counter
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -32,13 +36,62 @@ class _Bar:
         self.bar.update(self.task, description=what, completed=done, total=total)
 
 
+class _Lines:
+    """progress(what, done, total) as lines, written by a thread; what is done may take longer than from line to line.
+
+    A line is written straight to the file: the search forks, and no child may find the lock of a stream taken.
+    """
+
+    FIRST = 10.0
+    """Seconds before the first line, and between lines at first; later a tenth of what has passed."""
+
+    def __init__(self, file: int) -> None:
+        self.file, self.began, self.said = file, perf_counter(), "starting"
+        self.ended, self.thread = Event(), Thread(target=self._write, name="autoddl progress", daemon=True)
+        self.thread.start()
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.said = f"{what} ({done} of {total})" if total > 1 else what
+
+    def _write(self) -> None:
+        wait = self.FIRST
+        while not self.ended.wait(wait):
+            passed = perf_counter() - self.began
+            os.write(self.file, f"autoddl: {passed:.0f} s: {self.said}\n".encode())
+            wait = max(self.FIRST, passed / 10)
+
+    def end(self) -> None:
+        """Ends the thread, which writes no more."""
+        self.ended.set()
+        self.thread.join()
+
+
 @contextmanager
-def progress_bar() -> Iterator[_Bar]:
-    """Progress on stderr while something long runs; gone when it ends, silent where stderr is no terminal. What is
-    printed meanwhile, by the user's code, goes there too."""
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on stderr while something long runs: a bar that is gone when it ends, or lines where stderr is a file.
+
+    What is printed meanwhile, by the user's code, goes to stderr too.
+    """
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
-               TimeElapsedColumn())
-    with (Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-          redirect_stdout(sys.stderr)):
-        yield _Bar(bar)
+    if console.is_terminal:
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                   TimeElapsedColumn())
+        with Progress(*columns, console=console, transient=True) as bar, redirect_stdout(sys.stderr):
+            yield _Bar(bar)
+        return
+    number = _number(sys.stderr)
+    lines = _Lines(number) if number is not None else None
+    try:
+        with redirect_stdout(sys.stderr):
+            yield lines or (lambda *_: None)
+    finally:
+        if lines:
+            lines.end()
+
+
+def _number(stream: TextIO) -> int | None:
+    """The number of the file behind a stream; None for one in memory."""
+    try:
+        return stream.fileno()
+    except (OSError, UnsupportedOperation):
+        return None

@@ -109,9 +109,9 @@ def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, op
         if options.stages == (1,) and error.budget < inf and not error.detail else ()
     if not found:
         return error
-    said = ", and ".join(f"{words} fits, at {show_seconds(seconds)} a step or less" for words, seconds in found)
-    return Infeasible(error.needed, error.budget, f"{said}; or use more devices, a smaller batch or a larger budget",
-                      error.reachable)
+    said = " or ".join(f"{words} (a plan fits, at {show_seconds(seconds)} a step or less)" for words, seconds in found)
+    detail = f"add {said}; or use more devices, a smaller batch or a larger budget"
+    return Infeasible(error.needed, error.budget, detail, error.reachable)
 
 
 def _shaped(factory: Factory) -> tuple[Any, Any]:

@@ -36,7 +36,8 @@ def ways_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object =
     def first(tried: Sequence[tuple[str, PlanOptions]]) -> tuple[tuple[str, float], ...]:
         for words, one in tried:
             with suppress(Infeasible, InputError, CaptureError):
-                return (words, plan(model, cluster, sample, progress=progress, **one.words()).predicted.seconds),
+                return (words, plan(model, cluster, sample, progress=_within(progress, words), **one.words())
+                        .predicted.seconds),
         return ()
 
     alone = (*first([("--recompute full", replace(short, recompute=("full",)))]),
@@ -44,3 +45,8 @@ def ways_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object =
     both = [(f"--microbatches {n} --recompute full", replace(short, microbatches=(n,), recompute=("full",)))
             for n in counts]
     return tuple(sorted(alone, key=lambda way: way[1])) or first(both)
+
+
+def _within(progress: Progress | None, words: str) -> Progress | None:
+    """Progress that says first which way out is tried."""
+    return progress and (lambda what, done, total: progress(f"nothing fits; trying {words}: {what}", done, total))

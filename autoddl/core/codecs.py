@@ -31,6 +31,7 @@ from math import inf
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 
 __all__ = [
     "BLOCK",
@@ -155,9 +156,7 @@ def parse_codecs(texts: str | Iterable[str]) -> tuple[str, ...]:
             named |= dict(one.split("=") for one in NAMED[word])
             continue
         if not equals or name not in CLASSES or not CODECS.keys() >= set(codecs.split("/")):
-            raise InputError(f"{word!r} compresses nothing: write MESSAGES=CODEC, with messages of "
-                             f"{', '.join(CLASSES)} and codecs {', '.join(CODECS)}, like 'gradients=int8'; or "
-                             f"{' or '.join(NAMED)}")
+            raise InputError(f"{word!r} compresses nothing: {_wrong_word(name, equals, codecs)}")
         if name == "pipeline" and "lossless" in codecs.split("/"):
             raise InputError(f"{word!r} compresses nothing: what stages send each other has a fixed size, which "
                              "lossless may exceed; take int16, whose error is 1.5e-5 of the largest of a block")
@@ -167,6 +166,20 @@ def parse_codecs(texts: str | Iterable[str]) -> tuple[str, ...]:
         found[name] = "/".join(dict.fromkeys(codecs.split("/")))
     found = named | found
     return tuple(f"{name}={found[name]}" for name in CLASSES if name in found)
+
+
+def _wrong_word(name: str, equals: str, codecs: str) -> str:
+    """Says which part of a word of `--compress` is unknown, what is near it, and what there is."""
+    rest = (f"write MESSAGES=CODEC, with messages of {', '.join(CLASSES)} and codecs {', '.join(CODECS)}, like "
+            f"'gradients=int8'; or {' or '.join(NAMED)}")
+    if not equals and name in CLASSES:
+        return rest
+    if equals and name not in CLASSES:
+        return f"there are no messages {name!r}; {near_names(name, CLASSES, rest)}"
+    wrong = [codec for codec in (codecs if equals else name).split("/") if codec not in CODECS]
+    if not wrong:
+        return f"{name} is a codec, and it says of no messages that they are sent so; {rest}"
+    return f"there is no codec {wrong[0]!r}; {near_names(wrong[0], (*CODECS, *NAMED), rest)}"
 
 
 def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:

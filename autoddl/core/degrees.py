@@ -17,10 +17,12 @@
 Ranks are numbered as Megatron does: tp innermost, then cp, then ep inside dp, and pp outermost.
 """
 
+import re
 from dataclasses import dataclass, fields, replace
 from math import prod
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 
 __all__ = ["Degrees"]
@@ -74,11 +76,14 @@ class Degrees:
         """The degrees that `text` says. Raises InputError where it says none."""
         found: dict[str, int | bool | str] = {}
         known = tuple(one.name for one in fields(cls))
+        if re.search(r"[;:]|\w\s+\w", text):
+            better = ",".join(filter(None, re.split(r"[;:,\s]+", text)))
+            raise InputError(f"{text!r}: commas stand between degrees; write '{better}'")
         for part in filter(None, (part.strip() for part in text.split(","))):
             name, equals, value = (word.strip() for word in part.partition("="))
             if name not in known:
-                raise InputError(f"{text!r}: there is no degree {name!r}; there are {', '.join(known)}, as in "
-                                 f"'{EXAMPLE}'")
+                near = near_names(name, known, f"there are {', '.join(known)}, as in '{EXAMPLE}'", most=1)
+                raise InputError(f"{text!r}: there is no degree {name!r}; {near}")
             if name in found:
                 raise InputError(f"{text!r} gives {name} twice; give it once")
             found[name] = _value(text, name, value if equals else None)

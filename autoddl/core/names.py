@@ -1,10 +1,11 @@
-"""Folds dotted names that differ in one number into one name: `layers.0-31.q_proj`."""
+"""Folds dotted names that differ in one number into one name, `layers.0-31.q_proj`, and finds names near another."""
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
+from difflib import get_close_matches
 from typing import TypeVar
 
-__all__ = ["fold_names", "fold_rows", "number_ranges"]
+__all__ = ["fold_names", "fold_rows", "is_factory", "near_names", "number_ranges"]
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -40,3 +41,23 @@ def number_ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def near_names(asked: str, known: Iterable[str], rest: str, most: int = 3) -> str:
+    """Asks whether the names nearest to an unknown one were meant, and goes on with `rest`: what there is.
+
+    To a pattern with `*` names are compared with `*` in place of their numbers, so that a pattern is suggested.
+    """
+    as_pattern = any(sign in asked for sign in "*?[")
+    names = dict.fromkeys(_NUMBER.sub("*", name) if as_pattern else name for name in known if name)
+    lower = {name.lower(): name for name in reversed(names)}
+    found = [repr(lower[name]) for name in get_close_matches(asked.lower(), lower, n=most, cutoff=0.6)]
+    if not found:
+        return rest
+    meant = " or ".join(filter(None, (", ".join(found[:-1]), found[-1])))
+    return f"did you mean {meant}? {rest[:1].upper()}{rest[1:]}".rstrip()
+
+
+def is_factory(text: str) -> bool:
+    """Whether a text looks like `FILE.py:NAME`, or like a file of Python alone."""
+    return text.endswith(".py") or ".py:" in text

@@ -25,6 +25,7 @@ from autoddl.core.conversion import Step, is_conversion
 from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
+from autoddl.core.names import is_factory
 from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
 from autoddl.core.state_layouts import Depths, parse_depths
@@ -359,10 +360,16 @@ def load_plan(path: str | Path) -> Plan:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise InputError(f"cannot read the plan {path}: {error.strerror or error}") from None
+        raise InputError(f"cannot read the plan {path}: {error.strerror or error}{_plan_hint(str(path))}") from None
     except ValueError as error:
         raise InputError(f"{path} is no plan: not JSON ({error})") from None
     return parse_plan(text, str(path))
+
+
+def _plan_hint(path: str) -> str:
+    """Says of a name that looks like another argument where it stands; "" of others."""
+    what = "a factory" if is_factory(path) else "a cluster file" if path.endswith((".yaml", ".yml")) else ""
+    return f"; {path} looks like {what}: a plan, as `plan -o` wrote it, is asked for here" if what else ""
 
 
 def parse_plan(text: str, path: str) -> Plan:
@@ -370,7 +377,7 @@ def parse_plan(text: str, path: str) -> Plan:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise InputError(f"{path} is no plan: not JSON ({error})") from None
+        raise InputError(f"{path} is no plan: not JSON ({error}){_plan_hint(path)}") from None
     if not isinstance(data, dict) or data.get("version") != VERSION:
         found = data.get("version") if isinstance(data, dict) else None
         raise InputError(f"{path} is a plan of version {found}; this AutoDDL reads version {VERSION}: "

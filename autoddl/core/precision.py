@@ -14,6 +14,7 @@ as `torch.autocast` decides for CUDA (`capture.autocast`). A recipe is written `
 from dataclasses import dataclass
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 
 __all__ = ["AS_WRITTEN", "RECIPES", "Precision"]
 
@@ -30,7 +31,8 @@ class Precision:
 
     def __post_init__(self) -> None:
         if self.name not in RECIPES:
-            raise InputError(f"there is no precision {self.name!r}; there are {', '.join(RECIPES)}")
+            raise InputError(f"there is no precision {self.name!r}; "
+                             + near_names(self.name, RECIPES, f"there are {', '.join(RECIPES)}", most=1))
         if self.reduce not in REDUCED:
             raise InputError(f"gradients are not reduced in {self.reduce!r}; they are in {' or '.join(REDUCED)}")
         if self.reduce != "float32" and not self.is_mixed:

@@ -4,16 +4,17 @@
                  rows
     throughput   batch / seconds of a step
     idle axis    a mesh axis of more than one rank along which no op's work is split: its ranks repeat each other
-    odd value    a figure of the cluster far outside all that is sold (`cost_models.sold`)
+    odd value    a figure of the cluster outside all that is sold, or a likely slip of its unit (`cost_models.sold`)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_bytes
-from autoddl.cost_models.sold import how_far
+from autoddl.cost_models.sold import how_far, link_slip, thousands_slip
 from autoddl.cost_models.units import show_rate, show_seconds
 
 __all__ = ["batch_of", "idle_axes", "odd_values", "throughput"]
@@ -52,18 +53,39 @@ def throughput(plan: Plan) -> dict[str, float]:
 
 
 def odd_values(cluster: Cluster) -> tuple[str, ...]:
-    """Names what of a cluster's figures looks like a mistake, each with its place."""
-    device = cluster.device
-    figures = [(f"device {device.name}", "memory", device.memory, show_bytes(device.memory)),
-               (f"device {device.name}", "bandwidth of memory", device.bandwidth, show_rate(device.bandwidth)),
-               *((f"device {device.name}", "peak", peak, f"{dtype} {show_rate(peak, 'FLOP')}")
-                 for dtype, peak in device.peaks)]
-    for level in cluster.levels:
-        figures += [(f"level {level.name}", "bandwidth", level.bandwidth, show_rate(level.bandwidth)),
-                    (f"level {level.name}", "latency", level.latency, show_seconds(level.latency))]
-    found = [(place, what, shown, how_far(what, value)) for place, what, value, shown in figures]
-    return tuple(f"{place}: a {what} of {shown} is {'more' if by > 0 else 'less'} than any that is sold, by a factor "
-                 f"of {abs(by):,.0f}" for place, what, shown, by in found if by)
+    """Names what of a cluster's figures looks like a mistake, each with its place and, where one is near, its remedy.
+    """
+    device, found = cluster.device, list[str]()
+    figures = [("memory", device.memory, "", "bytes"), ("bandwidth of memory", device.bandwidth, "", "bytes/s"),
+               *(("peak", peak, f"{dtype} ", "flop/s") for dtype, peak in device.peaks)]
+    for what, value, before, unit in figures:
+        found += _odd(f"device {device.name}", what, value, before, unit, device.kind)
+    for i, level in enumerate(cluster.levels):
+        place = f"level {level.name}"
+        found += _odd(place, "bandwidth", level.bandwidth, "", "bytes/s")
+        if slip := link_slip(level.bandwidth, i > 0):
+            found.append(f"{place}: no link that is sold has {show_rate(level.bandwidth)} in each direction; {slip}")
+        found += _odd(place, "latency", level.latency, "", "seconds")
+    return tuple(found)
+
+
+def _odd(place: str, what: str, value: float, before: str, unit: str, kind: str = "cpu") -> list[str]:
+    """A line about a figure that is far outside of what is sold, or a thousand times what was likely meant; or none."""
+    by, meant = how_far(what, value), thousands_slip(what, value, kind)
+    if not by and meant is None:
+        return []
+    more = by > 0 or (not by and meant is not None and meant < value)
+    far = f", by a factor of {abs(by):,.0f}" if by else ""
+    remedy = "" if meant is None else f"; if {_shown(meant, unit)} was meant, write that"
+    return [f"{place}: a {what} of {before}{_shown(value, unit)} is {'more' if more else 'less'} than any that is "
+            f"sold{far}{remedy}"]
+
+
+def _shown(value: float, unit: str) -> str:
+    """A figure with its unit, rounded."""
+    shown: dict[str, Callable[[float], str]] = {"bytes": show_bytes, "bytes/s": show_rate, "seconds": show_seconds,
+                                                "flop/s": partial(show_rate, what="FLOP")}
+    return shown[unit](value)
 
 
 def idle_axes(plan: Plan) -> tuple[str, ...]:

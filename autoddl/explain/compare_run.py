@@ -46,6 +46,10 @@ class Compared:
     """The collectives whose seconds are farthest from the prediction."""
     mismatches: tuple[str, ...]
     """Collectives that were planned and did not run, or the other way round; empty where the run followed the plan."""
+    whole: Pair
+    """From the begin of a step to its end, the optimizer's update included: what a step takes."""
+    summed: float
+    """The plan's own seconds of a step: all parts added up, as if no communication were hidden."""
     step: Pair
     """From the begin of a step until its gradients are complete."""
     compute: Pair
@@ -98,6 +102,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
 
     return Compared(
         rows(line, steps), misses(line.events, steps), differences(plan, graph, record),
+        Pair(line.seconds + plan.predicted.update, typical(steps, lambda step: step.seconds)), plan.predicted.seconds,
         Pair(line.seconds, typical(steps, lambda step: step.seconds - step.during("update"))),
         Pair(predicted.compute_seconds, typical(steps, computed)),
         Pair(line.exposed, typical(steps, lambda step: step.exposed)),

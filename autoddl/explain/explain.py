@@ -19,6 +19,7 @@ from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.graph import Op
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh, local_shape
+from autoddl.core.names import near_names
 from autoddl.core.plan import Conversion, Decision, Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
@@ -179,8 +180,9 @@ def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:
     for name in names:
         if not any(fnmatchcase(text, name) for several in texts for text in several):
             parameters = [v.name for v in made.variables if not isinstance(v.item, Op)]
-            raise InputError(f"{name!r} matches no parameter, module or op of the plan; parameters are "
-                             f"{', '.join(parameters[:4])}, ...")
+            near = near_names(name, (text for several in texts for text in several),
+                              f"parameters are {', '.join(parameters[:4])}, ...")
+            raise InputError(f"{name!r} matches no parameter, module or op of the plan; {near}")
     return [v for v, several in enumerate(texts) if any(fnmatchcase(text, name) for text in several for name in names)]
 
 

@@ -30,6 +30,7 @@ from time import perf_counter
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.problem import Solution
+from autoddl.cost_models import show_seconds
 from autoddl.planner.candidates import Candidate, Solved, bounds, chosen
 from autoddl.planner.process_pool import mapper
 from autoddl.planner.search_jobs import Answer, Guess, Job, Jobs
@@ -124,8 +125,10 @@ class _State:
         return min([self.seconds, *self.bounds])
 
     def text(self) -> str:
-        best = "no plan yet" if self.best is None else f"best {self.seconds:.4g} s"
-        return f"{best}, bound {self.bound:.4g} s"
+        bound = f"no plan below {show_seconds(self.bound)}" if self.bound < inf else "no plan fits"
+        if self.best is None:
+            return f"no plan yet, {bound}"
+        return f"best {show_seconds(self.seconds)}, {bound}, gap {1 - self.bound / self.seconds:.2%}"
 
 
 def _workers(task: PlanTask, candidates: Sequence[Candidate]) -> int:

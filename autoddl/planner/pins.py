@@ -9,6 +9,7 @@ role says: data, zero-1, tensor and the like (`planner.strategies`).
     h.*.attn.*: node=S(0)          wte.weight: net=B          h.*.weight: net=OGW          node=8          net=zero-3
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -19,6 +20,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, parse_state
+from autoddl.core.names import near_names
 from autoddl.core.state_layouts import DEPTHS
 from autoddl.cost_models import Cluster
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
@@ -50,6 +52,10 @@ def parse_pin(text: str) -> Pin:
     """Parses one pin. Raises InputError for text that is none."""
     pattern, colon, rest = text.rpartition(":")
     axis, equals, value = (part.strip() for part in rest.partition("="))
+    if "=" in value:
+        each = f"{pattern.strip()}: " if colon else ""
+        many = " ".join(f"--pin '{each}{part.strip()}'" for part in re.split("[,;]", rest) if part.strip())
+        raise InputError(f"{text!r} says several pins: one says one axis; give each its own, like {many}")
     if not equals or not axis or not value or (colon and not pattern.strip()):
         raise InputError(f"{text!r} is no pin: a pin looks like 'h.*.attn.*: node=S(0)' or 'node=8'")
     if colon and value not in DEPTHS and set(value) <= set("OGW"):
@@ -60,9 +66,22 @@ def parse_pin(text: str) -> Pin:
     if value in ROLES:
         return Pin("", axis, value)
     if not value.isdigit():
-        raise InputError(f"{text!r}: a pin of the mesh has a size, like 'node=8', or a role, "
-                         f"{', '.join(ROLES[:-1])} or {ROLES[-1]}; a layout needs a pattern before ':'")
+        raise InputError(_no_role(text, axis, value))
     return Pin("", axis, int(value))
+
+
+def _no_role(text: str, axis: str, value: str) -> str:
+    """Says why `AXIS=VALUE` is no pin of the mesh: the split of a role without its states, or no role at all."""
+    states = [role for role in ROLES if role.startswith(f"{value} ")]
+    if states:
+        return (f"{text!r}: {value} says what is split, and which states are goes behind it: {' or '.join(states)}, "
+                f"as in '{axis}={states[-1]}'")
+    plain = [role for role in ROLES if " " not in role]
+    splits = dict.fromkeys(role.partition(" ")[0] for role in ROLES if role.partition(" ")[2] == "data")
+    near = near_names(value, ROLES, f"roles are {', '.join(plain)}, split tensor and whole tensor, and "
+                      f"{', '.join(splits)} before data or a zero, like 'ring zero-3'")
+    return (f"{text!r}: a pin of the mesh has a size, like 'node=8', or a role; {near}; a layout needs a pattern "
+            "before ':'")
 
 
 def pin_meaning(pin: Pin, graph: Graph) -> str:
@@ -193,8 +212,10 @@ def pinned(pins: tuple[Pin, ...], graph: Graph, mesh: Mesh) -> Region:
     of_parameters = {pin: any(_matches(pin, t) for t in parameters) for pin in layouts}
     for pin in layouts:
         if not of_parameters[pin] and not any(_matches(pin, op) for op in graph.ops):
-            raise InputError(f"pin '{pin}' matches no parameter and no module; parameters are "
-                             f"{', '.join(t.fqn for t in parameters[:4])}, ...")
+            known: tuple[Op | Tensor, ...] = (*parameters, *graph.ops)
+            near = near_names(pin.pattern, (name for item in known for name in _names(item)),
+                              f"parameters are {', '.join(t.fqn for t in parameters[:4])}, ...")
+            raise InputError(f"pin '{pin}' matches no parameter and no module; {near}")
 
     def pins_of(item: Op | Tensor) -> list[Pin]:
         return [pin for pin in layouts if of_parameters[pin] == isinstance(item, Tensor) and _matches(pin, item)]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Tensor
+from autoddl.core.names import near_names
 from autoddl.cost_models import Device, elementwise_seconds, parse_quantity
 
 __all__ = ["OPTIMIZERS", "Optimizer", "optimizer_of"]
@@ -83,6 +84,6 @@ def optimizer_of(text: str) -> Optimizer:
     except InputError:
         nbytes = -1.0
     if nbytes < 0:
-        raise InputError(f"optimizer {text!r} is not known; known are {', '.join(OPTIMIZERS)}, and bytes of state a "
-                         "parameter, like '12 B'")
+        rest = f"known are {', '.join(OPTIMIZERS)}, and bytes of state a parameter, like '12 B'"
+        raise InputError(f"optimizer {text!r} is not known; {near_names(text, OPTIMIZERS, rest, most=1)}")
     return Optimizer(0, nbytes)

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -78,6 +78,15 @@ class ParallelModel:
         self._seen = SeenBatches()
         guard_optimizers(self, module.parameters())
         guard_placement(module, device)
+
+    def __repr__(self) -> str:
+        return f"{self.module!r}\nas planned by AutoDDL, one of {self.plan.mesh.size} ranks of mesh {self.plan.mesh}"
+
+    if not TYPE_CHECKING:
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raises AttributeError for what a planned model has not, and says where the module's own is."""
+            own = f": the module's own is model.module.{name}" if hasattr(self.__dict__.get("module"), name) else ""
+            raise AttributeError(f"a model that parallelize returned has no {name!r}{own}", name=name, obj=self)
 
     def step(self, batch: object = None, *more: object, **named: object) -> Tensor:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.

@@ -7,15 +7,17 @@ A program is known by the beginning of its name, the longest that is listed, or 
 other is taken to be modern, which is what the defaults of `Software` say.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from autoddl.core.names import near_names
 from autoddl.cost_models.software import SOFTWARE, Software
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.run_parts import narrow_dtype
 from autoddl.validation.runs import Run
 
-__all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "visible_share"]
+__all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "unknown_programs",
+           "visible_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,22 @@ def profile_of(run: Run) -> str:
     """Returns the name of the software profile of a run's program."""
     listed = find_beginning(run.framework, _PROFILES)
     return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else "modern"
+
+
+def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
+    """A line for every framework of the runs that is not known, with the rows that have it and what is near it."""
+    rows: dict[str, list[str]] = {}
+    for run in runs:
+        if not find_beginning(run.framework, _PROFILES) and run.framework not in SOFTWARE:
+            rows.setdefault(run.framework, []).append(run.row)
+    known = (*_PROFILES, *(name for name in SOFTWARE if name not in _PROFILES))
+    found = []
+    for name, where in rows.items():
+        said = f"the framework {name!r} is not known" if name else "no framework is named"
+        place = f"row{'s' * (len(where) > 1)} {', '.join(where[:4])}{' ...' * (len(where) > 4)}"
+        found.append(f"{place}: {said}, so that the program is taken to be modern; "
+                     + near_names(name, known, f"known are {', '.join(known)}"))
+    return tuple(found)
 
 
 def visible_share(run: Run) -> float:

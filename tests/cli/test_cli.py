@@ -358,9 +358,9 @@ def test_where_nothing_fits_the_first_cheap_way_out_is_named() -> None:
     words = ("plan", f"{ROOT / 'examples' / 'gpt.py'}:gpt", LAPTOP, "--set", "layers=1", "--mesh", "machine=2,pair=2")
     starved = shell(*words, "--budget", "1 kB")
     least = re.search(r"the smallest that is known takes ([0-9.]+) MB", starved.err)
-    assert starved.code == 3 and least and " fits, at " not in starved.err
+    assert starved.code == 3 and least and " a plan fits, at " not in starved.err
     starved = shell(*words, "--budget", f"{0.8 * float(least[1])} MB")
-    way = r"; --(recompute full|microbatches \d( --recompute full)?) fits, at .* a step or less; or use more devices"
+    way = r"; add --(recompute full|microbatches \d( --recompute full)?) \(a plan fits, at .* a step or less\); or use"
     assert starved.code == 3 and re.search(way, starved.err), starved.err
 
 
@@ -368,6 +368,7 @@ def test_of_several_ways_out_each_is_named_with_its_seconds(tmp_path: Path) -> N
     (tmp_path / "pair.yaml").write_text(PAIR)
     said = shell("plan", FACTORY, str(tmp_path / "pair.yaml"), "--set", "layers=4", "--set", "batch=64", "--workers",
                  "1", "--budget", "450 kB")
-    way = r"; --microbatches 2 fits, at (\d+) ms a step or less, and --recompute full fits, at (\d+) ms a step or less;"
+    way = (r"; add --microbatches 2 \(a plan fits, at (\d+) ms a step or less\) or --recompute full "
+           r"\(a plan fits, at (\d+) ms a step or less\);")
     found = re.search(way, said.err)
     assert said.code == 3 and found and int(found[1]) < int(found[2]), said.err

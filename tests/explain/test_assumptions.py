@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 import zoo
 from planmaker import cluster_of, random_plans
-from shell import FACTORY, shell
+from shell import FACTORY, ROOT, shell
 
 from autoddl.api import plan
+from autoddl.cli.tables.assumption_rows import assumption_rows
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster
+from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
 
 SLOW_LINKS = """name: slow
@@ -17,6 +18,12 @@ device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 10 GB/s, peak: {float32
 levels:
   - {name: net, size: 2, bandwidth: 10 kB/s, latency: 1 ms}
   - {name: hall, size: 2, bandwidth: 5 kB/s, latency: 1 s}
+"""
+SOLD = """name: sold
+device: {name: card, memory: 80 GB, bandwidth: 2 TB/s, peak: {bfloat16: 312 TFLOP/s}}
+levels:
+  - {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}
+  - {name: net, size: 4, bandwidth: 400 Gb/s, latency: 8 us}
 """
 
 
@@ -47,7 +54,31 @@ def test_a_cluster_unlike_any_that_is_sold_is_named() -> None:
     assert [text.partition(" is ")[0] for text in found] == [
         "level net: a bandwidth of 10 kB/s", "level hall: a bandwidth of 5 kB/s", "level hall: a latency of 1 s"]
     assert "less than any that is sold, by a factor of 12,500" in found[0] and "more" in found[2]
-    assert len(odd_values(cluster_of("a=2"))) == 3  # peaks of 1 MFLOP/s
+    assert len(odd_values(cluster_of("a=2"))) == 4  # peaks of 1 MFLOP/s, memory of 1 GB/s
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("400 Gb/s", "400 GB/s", "if the 400 Gb/s of InfiniBand-NDR were meant, write 400 Gb/s"),
+    ("300 GB/s", "300 Gb/s", "if the 300 GB/s of NVLink3 were meant, write 300 GB/s"),
+    ("300 GB/s", "1.8 TB/s", "if both directions of NVLink5 were meant, write one, 900 GB/s"),
+    ("8 us", "8 ms", "a latency of 8 ms is more than any that is sold; if 8 us was meant"),
+    ("312 TFLOP/s", "312 GFLOP/s", "is less than any that is sold; if 312 TFLOP/s was meant"),
+    ("80 GB,", "80 MB,", "a memory of 80 MB is less than any that is sold; if 80 GB was meant"),
+    ("2 TB/s", "2 GB/s", "if 2 TB/s was meant, write that"), ("8 us", "9 us", "")])
+def test_a_slip_of_a_unit_is_named_with_what_was_meant(old: str, new: str, said: str) -> None:
+    found = odd_values(parse_cluster(SOLD.replace(old, new), "slip"))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
+def test_no_cluster_of_the_examples_is_odd() -> None:
+    for path in (ROOT / "examples" / "clusters").glob("*.yaml"):
+        assert odd_values(load_cluster(path)) == (), path
+
+
+def test_a_budget_above_what_the_device_has_is_named(alone: Plan) -> None:
+    rows = assumption_rows(replace(alone, budget=1024.0**3))
+    assert ("unusual", "a budget of 1.07 GB is more than the 1 GB that a core has: such a plan may not run") in rows
+    assert not any("budget" in text for _, text in assumption_rows(alone))
 
 
 def test_the_first_lines_of_a_plan_say_it() -> None:

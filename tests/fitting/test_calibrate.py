@@ -1,6 +1,7 @@
 """A profile is fitted to measured runs: hidden constants come out again, and few runs move little."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from autoddl.fitting.calibrate import FEWEST, Calibrated, calibrate_runs
 from autoddl.fitting.prices import At, price_at
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.runs import Run
+from autoddl.validation.software import unknown_programs
 
 SMALL = {"hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "global_batch": 16, "n_gpus": 2,
          "dp": 2, "tp": 1, "microbatch": 4, "precision": "bf16", "framework": "torchtitan", "layers": 1}
@@ -84,6 +86,18 @@ def test_the_table_says_what_each_constant_does(found: Calibrated) -> None:
         console.print(calibration_table(found))
     text = said.get()
     assert all(name in text for name in (*CONSTANTS, "source 0", "source 1", "a tenth more", "run left out"))
+    rows = re.findall(r"^([0-4])  +source [01]  +[\d.]+ m?s  +[\d.]+ m?s \(([+-][\d.]+)%\)", text, re.MULTILINE)
+    before = {one.run.row: 100 / one.before - 100 for one in found.errors}
+    assert {row: float(error) for row, error in rows} == {
+        row: pytest.approx(error, abs=0.06) for row, error in before.items()}
+
+
+def test_a_framework_that_is_not_known_is_said_with_one_that_is_near(runs: tuple[Run, ...]) -> None:
+    known, near, none = runs[0], replace(runs[1], framework="torchtitn"), replace(runs[2], framework="")
+    assert unknown_programs([known]) == ()
+    said = unknown_programs([known, near, none])
+    assert len(said) == 2 and "row 1: the framework 'torchtitn' is not known" in said[0]
+    assert "taken to be modern; did you mean 'torchtitan'" in said[0] and "row 2: no framework is named" in said[1]
 
 
 def test_the_shell_writes_a_profile_that_validate_and_plan_read(tmp_path: Path, runs: tuple[Run, ...]) -> None:

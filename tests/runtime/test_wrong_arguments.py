@@ -220,3 +220,12 @@ def test_a_checksum_of_batches_changes_with_what_is_in_them(shape: tuple[int, ..
     zeros, ones = torch.zeros(shape), torch.ones(shape)
     different = [summed(zeros), summed(ones), summed(zeros, ones), summed(ones, zeros), summed(zeros[None])]
     assert len(set(different)) == len(different) and summed(zeros, ones) == summed(zeros.clone(), ones.clone())
+
+
+def test_what_a_planned_model_has_not_is_said_without_a_name_of_ours(case: Case) -> None:
+    with pytest.raises(AttributeError, match=r"^a model that parallelize returned has no 'head': the module's own is "
+                                             r"model\.module\.head$"):
+        getattr(case.model, "head")  # noqa: B009
+    with pytest.raises(AttributeError, match=r"^a model that parallelize returned has no 'haed'$"):
+        getattr(case.model, "haed")  # noqa: B009
+    assert not hasattr(case.model, "config") and "MeshModel" not in repr(case.model)

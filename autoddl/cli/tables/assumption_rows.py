@@ -2,7 +2,7 @@
 
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster
+from autoddl.cost_models import parse_cluster, show_bytes
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
 from autoddl.explain.switch_facts import switch_texts
@@ -46,7 +46,11 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
                                         for what, rate in speed.items())))
     if "cluster" in plan.source:
         rows += [("switches", text) for text in switch_texts(plan)]
-        rows += [("unusual", text) for text in odd_values(parse_cluster(plan.source["cluster"], "the plan's cluster"))]
+        cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
+        rows += [("unusual", text) for text in odd_values(cluster)]
+        if plan.budget > (most := cluster.device.memory):
+            rows.append(("unusual", f"a budget of {show_bytes(plan.budget)} is more than the {show_bytes(most)} that a "
+                                    f"{cluster.device.name} has: such a plan may not run"))
     return rows
 
 

@@ -9,10 +9,17 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from autoddl.cli.tables.table_style import columns
+from autoddl.cost_models import show_seconds
 from autoddl.cost_models.profile import CONSTANTS, SPREAD
 from autoddl.fitting.calibrate import Calibrated, Errors
+from autoddl.validation.runs import Run
+from autoddl.validation.software import unknown_programs
 
 __all__ = ["calibration_rows", "calibration_table"]
+
+
+LISTED = 20
+"""Runs with a row of their own, at most."""
 
 
 def calibration_rows(found: Calibrated) -> dict[str, Any]:
@@ -25,12 +32,12 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
             "runs": [{"row": one.run.row, "source": one.run.source, "measured_seconds": one.run.seconds,
                       "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
                       "source_left_out": one.source_left_out} for one in found.errors],
-            "unlike": found.unlike,
+            "unlike": found.unlike, "unknown_frameworks": list(_unknown(found)),
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
 def calibration_table(found: Calibrated, output: Path | None = None) -> RenderableType:
-    """Errors by source, then the constants, then what has no price, and where the profile was written."""
+    """Errors by source and by run, the constants, what has no price or is not known, and where the profile is."""
     errors = columns("source", "runs", "error before", "fitted", "run left out", "source left out")
     every = {**_sources(found), **({"all": found.errors} if len(_sources(found)) > 1 else {})}
     for name, rows in every.items():
@@ -50,8 +57,27 @@ def calibration_table(found: Calibrated, output: Path | None = None) -> Renderab
               "the cluster, and at the framework of the rows",) if found.unlike else ()
     programs = f"priced as run by {found.profile.software}" if found.profile.software else "of several programs"
     written = (f"written  {output}",) if output is not None else ()
-    return Group(errors, "", f"the runs are {programs}", "", constants, *unlike,
+    unknown = tuple(line for text in _unknown(found) for line in ("", text))
+    return Group(errors, "", _runs(found), "", f"the runs are {programs}", *unknown, "", constants, *unlike,
                  *(("", left) if found.unpriced else ()), *written)
+
+
+def _runs(found: Calibrated) -> RenderableType:
+    """A row for every run, those that the profile foresees worst first, LISTED at most: predicted over measured."""
+    table = columns("run", "source", "measured", "predicted before", "fitted", "run left out")
+    for one in sorted(found.errors, key=lambda one: -abs(1 / one.left_out - 1))[:LISTED]:
+        table.add_row(one.run.row, one.run.source, show_seconds(one.run.seconds),
+                      *(f"{show_seconds(one.run.seconds / ratio)} ({1 / ratio - 1:+.1%})"
+                        for ratio in (one.before, one.fitted, one.left_out)))
+    if len(found.errors) > LISTED:
+        table.add_row(f"and {len(found.errors) - LISTED} more, with smaller errors (--json has all)")
+    return table
+
+
+def _unknown(found: Calibrated) -> tuple[str, ...]:
+    """Lines about programs of the runs that are not known."""
+    every = [*(one.run for one in found.errors), *(one.run for one in found.unpriced)]
+    return unknown_programs(run for run in every if isinstance(run, Run))
 
 
 def _sources(found: Calibrated) -> dict[str, list[Errors]]:

@@ -170,7 +170,8 @@ def training_table(ran: "TrainingResult") -> RenderableType:
     steps = f"{len(ran.losses)} steps on {ran.ranks} ranks" + f", {ran.first} of them from before" * bool(ran.first)
     table.add_row("loss", f"{ran.losses[0]:.6f} -> {ran.losses[-1]:.6f} in {steps}")
     measured = "none was left to do" if ran.step_seconds is None else f"{show_seconds(ran.step_seconds)} measured"
-    table.add_row("step", f"{measured}, {show_seconds(ran.predicted_seconds)} predicted")
+    table.add_row("step", f"{measured}, {show_seconds(ran.predicted_seconds)} predicted by the plan; "
+                          "`compare-run` sets their parts side by side")
     if ran.note:
         table.add_row("note", ran.note)
     if ran.record:
@@ -205,13 +206,15 @@ def _figures(plan: Plan) -> Table:
         table.add_row(*row)
     if float64 := _float64(plan):
         table.add_row("float64", float64)
-    table.add_row("step", f"{show_seconds(predicted.seconds)} predicted: compute {show_seconds(predicted.compute)}, "
+    table.add_row("step", f"{show_seconds(predicted.seconds)} predicted, the sum of compute "
+                          f"{show_seconds(predicted.compute)}, "
                           f"communication {show_seconds(sum(predicted.communication.values()))}"
                           + (f" ({shares})" if shares else "")
                           + (f", update {show_seconds(predicted.update)}" if predicted.update else ""))
     if predicted.line_seconds is not None and predicted.line_bound is not None:
-        table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} on the time line, where parameters' "
-                                 f"collectives hide; no plan takes less than {show_seconds(predicted.line_bound)}")
+        table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} is what this step takes on the time line, "
+                                 "where parameters' collectives hide; no plan's time line is shorter than "
+                                 f"{show_seconds(predicted.line_bound)}")
     if (mfu := model_flops_utilisation(plan)) is not None:
         table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")

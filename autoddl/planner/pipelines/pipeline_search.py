@@ -18,6 +18,7 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import cut_graph
+from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import check_pins
@@ -109,7 +110,9 @@ def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int
     def tell(what: str) -> None:
         if progress:
             best = min((one.best for one in searches), default=inf)
-            progress(f"{what}, best {best:.4g} s" if best < inf else what, sum(one.is_done for one in searches), count)
+            gap = max(0.0, 1 - min(one.bound for one in searches) / best) if best < inf else 0.0
+            said = f"{what}, best {show_seconds(best)}, gap {gap:.2%}" if best < inf else what
+            progress(said, sum(one.is_done for one in searches), count)
 
     return tell
 
