@@ -26,7 +26,7 @@ The algorithms:
     tree               = 2 sum depth_i a_i + max_i wire_i(rings_i 2 N) / tree efficiency
     in-network         = 2 sum a_i + max_i wire_i(rings_i (n+1)/n N) / in-network efficiency
     send               = a hops + wire(load N)                           at the outermost level crossed
-    shift              = max_i (a_i hops_i + wire_i(rings_i N))          one step of a ring
+    shift              = max_i (a_i hops_i + wire_i(rings_i N))          one step of a ring; so a halo of N bytes
 
 Hierarchical forms are in `hierarchy`. A function returns inf for a kind of collective that its algorithm cannot do.
 """

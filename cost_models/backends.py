@@ -14,7 +14,7 @@ from types import MappingProxyType
 __all__ = ["BACKENDS", "EXECUTABLE", "KINDS", "MESSAGE_ALGORITHMS", "PLAIN", "TREE_EFFICIENCY", "Algorithm", "Backend",
            "Wire"]
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send", "shift")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send", "shift", "halo")
 
 
 class Algorithm(StrEnum):
@@ -93,7 +93,7 @@ _NCCL = Backend(
                                Algorithm.SWITCH_TREE),
                 "all-gather": (Algorithm.RING, Algorithm.PAT), "reduce-scatter": (Algorithm.RING, Algorithm.PAT),
                 "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,),
-                "shift": (Algorithm.SHIFT,)},
+                "shift": (Algorithm.SHIFT,), "halo": (Algorithm.SHIFT,)},
     efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
     wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5)))
 
@@ -112,7 +112,8 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
                     "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
                     "reduce-scatter": (Algorithm.AS_ALL_REDUCE, Algorithm.LEVEL_RINGS),
                     "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS), "broadcast": (Algorithm.BINOMIAL,),
-                    "send": (Algorithm.SEND,), "shift": (Algorithm.SHIFT,)},
+                    "send": (Algorithm.SEND,), "shift": (Algorithm.SHIFT,),
+                    "halo": (Algorithm.SHIFT,)},
         efficiency={Algorithm.PAIRWISE: 0.65}, startup=100e-6, rails=False,
         starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3},
         threaded=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),

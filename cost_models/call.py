@@ -79,7 +79,7 @@ def _reached(backend: Backend, crossing: Crossing) -> float:
 
 
 def sent_bytes(kind: str, n: int, nbytes: float) -> float:
-    """Bytes that each of n ranks sends: (n-1)/n N, twice that in an all-reduce; all N in a broadcast, send or shift.
+    """Bytes that each of n ranks sends: (n-1)/n N, twice that in an all-reduce; else all N, as in a send or a halo.
 
     Raises InputError for another kind, and for impossible numbers.
     """

@@ -68,6 +68,7 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
         sparse all-reduce        its entries
         send                     the message of each rank to one other
         shift                    the message of each rank to the next of its group
+        halo                     all that a rank sends to those beside it
 
     Raises InputError for an unknown kind, impossible sizes, and a group that lies unevenly over the cluster.
     """
@@ -122,7 +123,7 @@ def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> fl
 
 def step_count(kind: str, n: int) -> int:
     """Number of messages of a rank among `n` that must follow one another in a ring, or in a broadcast's tree."""
-    return {"send": 1, "shift": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
+    return {"send": 1, "shift": 1, "halo": 1, "broadcast": ceil(log2(n)), "all-reduce": 2 * (n - 1)}.get(kind, n - 1)
 
 
 def cheapest_price(backend: Backend, kind: str, crossed: tuple[Crossing, ...], nbytes: float, turn: float = 0.0

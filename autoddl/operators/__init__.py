@@ -6,6 +6,7 @@ Read in this order:
     own_facts           what an op of no table says of itself: its rule, its flops, what it keeps
     work                flops and bytes of an op's kernels
     expert_sizes        rows and widths of a mixture of experts on one rank
+    windows             where convolutions and pools look, and the halos that pieces of images send each other
     flexible            masks and scores of FlexAttention, as text
     gate_expressions    the function between the two products of an expert, as text
     kernel_kinds        the measured curves that kernels follow

@@ -22,12 +22,16 @@ from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, leveled_bl
 from autoddl.operators.footprints.footprint import Footprint
 from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.rules.nn import REDUCING
+from autoddl.operators.windows import WINDOWED
 from autoddl.operators.work import VIEWS, base, work
 
 __all__ = ["RecomputedPart", "levels", "recomputed_ops", "recomputed_parts"]
 
 WORTH = 1 / 8
 """An op does not run again to free less than this part of what it writes."""
+
+_LIGHT = WINDOWED | {"aten.group_norm.default"}
+"""Targets that send nothing unless images are split, and then little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,7 @@ class _Chosen:
         ops, known = self.known.graph.ops, self.known
         return frozenset(i for i in range(self.block.start, self.block.end)
                          if not known.dependent.isdisjoint(ops[i].outputs)
-                         and (self.level == FULL or not (known.has_flops(i) or ops[i].target in REDUCING)))
+                         and (self.level == FULL or not (known.has_flops(i) or ops[i].target in REDUCING - _LIGHT)))
 
     def is_inside(self, i: int | None) -> bool:
         return i is not None and self.block.start <= i < self.block.end

@@ -34,6 +34,7 @@ from autoddl.operators.flexible import FLEXIBLE, seen_share
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.own_facts import own_flops, own_saves
 from autoddl.operators.ring import ring_blocks, ring_sizes
+from autoddl.operators.windows import padded_shape, windows_of
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
            "kept_mask_bytes", "letters", "read_back", "weight_kernels", "work"]
@@ -268,6 +269,11 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         return _experts(op, graph, inputs, needs if flows else [], inner)
     if inner and name in _ATTENTION:
         return _ring(op, graph, inputs, flows)
+    if inner and (windows := windows_of(op, inputs)):
+        forward_, backward_ = work(op, graph, inputs, outputs, differentiable)
+        size = graph.tensors[op.inputs[0]].itemsize
+        copied = KernelWork(0.0, 2.0 * size * prod(padded_shape(inputs[0], outputs[0], windows)), name="copy")
+        return (*forward_, copied), (*backward_, copied) if 0 in needs and flows else backward_
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
         forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)

@@ -20,7 +20,7 @@ A word before these changes what is split:
 The batch is split where an op reads it together with a parameter, on as many of the axes as possible, the outermost
 first. It is recognised by the leading dim of the first input. Where a view has folded that away, the ops around decide.
 The length is dim 1 of a first input of 2 dims that holds tokens, or of one of 3 dims. A split of it is asked for of the
-same ops.
+same ops. No strategy splits the places of an image.
 
 Data parallel is `data` on all axes, ZeRO-1, 2 and 3 are those roles on all axes, tensor parallel is `tensor` on all.
 HSDP is `zero-3` on the inner axes and `data` on the outer ones. A Megatron grid is `tensor` on the inner axes and
@@ -39,6 +39,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State, is_legal
 from autoddl.operators.ring import ATTENTION, is_attention
 from autoddl.operators.rules.table import options
+from autoddl.operators.windows import WINDOWED
 from autoddl.operators.work import is_product
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.task import PlanTask
@@ -81,6 +82,8 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
         if any(choice.inputs[k][a] == B for k, a in weights.get(op.name, ())):
             return False
         if op.target == ATTENTION and not rings.issubset(choice.inner):
+            return False
+        if op.target in WINDOWED and choice.inner:
             return False
         batch, split = divided.get(op.name, (frozenset(), frozenset()))
         for one in axes:

@@ -2,7 +2,8 @@
 
 Ops that do not depend on a parameter (the *cone*) are computed by every rank and choose nothing. The others choose:
 
-    op          one signature per axis (rules.options); keys of attention go round a ring where that is offered
+    op          one signature per axis (rules.options); keys of attention go round a ring where that is offered, and
+                places of images are split where a batch has fewer images than the mesh has ranks
     hub         per axis S(d), P, B with gradients added up as B, B with gradients added up as P
     send, receive   per axis S(d) or B, and the gradient alike: no partial sum goes to another stage
     parameter   stored S(d) or B per axis; where it is split, with the optimizer's state alone, its gradients too, or
@@ -36,6 +37,7 @@ from autoddl.core.layout_codes import (
 from autoddl.core.stages import SEND
 from autoddl.operators.ring import offers_ring
 from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
+from autoddl.operators.windows import PLACE
 from autoddl.pricing.choices import Choice, Choices
 
 __all__ = ["Choice", "Region", "Variable", "decided", "everything", "may_be_sparse", "variables"]
@@ -62,14 +64,17 @@ def everything(graph: Graph, item: Op | Tensor, choice: Choice) -> bool:
 
 
 @lru_cache(maxsize=10_000)
-def _of_op(found: OptionRows, axes: int, inner: bool) -> Choices:
+def _of_op(found: OptionRows, axes: int, inner: bool, places: bool) -> Choices:
     """The choices of ops that are alike, with the layouts of the gradients that follow from each.
 
-    Without `inner` they are those whose kernel does not communicate."""
+    Without `inner` they are those whose kernel does not communicate, without `places` those that split no image."""
     wanted = tuple(dual_codes(column, axes) for column in found.outputs)
     every = Choices(axes, found.inputs, found.outputs, found.gradients, wanted, found.inner,
                     np.zeros_like(found.inner))
-    return every if inner else every.only(found.inner == 0)
+    allowed = np.ones(len(every), dtype=bool) if inner else found.inner == 0
+    if not places:
+        allowed &= ~np.array([one.split.startswith(PLACE) for one in found.signatures])[found.picked].any(axis=1)
+    return every if allowed.all() else every.only(allowed)
 
 
 @lru_cache(maxsize=10_000)
@@ -144,6 +149,13 @@ class _Made:
         return Variable(item, self.narrowed.setdefault((id(choices), mask.tobytes()), choices.only(mask)))
 
 
+def offers_places(op: Op, graph: Graph, mesh: Mesh) -> bool:
+    """Whether the search tries to split the places of images: where a batch has fewer of them than the mesh has ranks.
+
+    Otherwise a split of the batch computes as little on each rank, and sends no halos."""
+    return graph.tensors[op.inputs[0]].shape[:1] < (mesh.size,) if op.inputs else False
+
+
 def may_be_sparse(tensor: Tensor, share: float) -> bool:
     """Whether the gradients of a parameter may add up sparse: a share is allowed, and they add up in float32."""
     return share > 0 and tensor.trained and tensor.gradient.dtype == "float32"
@@ -182,6 +194,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
             crosses = graph.tensors[item.inputs[0] if sends else item.outputs[0]]
             choices = _of_transfer(crosses.shape, mesh, sends, len(item.inputs) > 1)
         else:
-            choices = _of_op(option_rows(item, graph, mesh, infinite), axes, offers_ring(item, graph))
+            choices = _of_op(option_rows(item, graph, mesh, infinite), axes, offers_ring(item, graph),
+                             offers_places(item, graph, mesh))
         found.append(made.variable(item, choices))
     return tuple(found)

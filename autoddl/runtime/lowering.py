@@ -42,6 +42,7 @@ from autoddl.operators.kernels.table import lower as local_call
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
 from autoddl.operators.rules.nn import REDUCING
 from autoddl.operators.work import VIEWS, base, intermediates, is_product
+from autoddl.runtime.collectives.halo_messages import swap_inside
 from autoddl.runtime.collectives.inside_kernels import exchange_inside, reduce_inside
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
@@ -368,7 +369,8 @@ class _Lowering:
                     option_of(op, self.graph, self.plan.mesh, self.index.decisions.get(op.name)), self.plan.mesh,
                     self.groups.coordinate, partial(reduce_inside, self.groups, self.recorder, op.name), self.seed,
                     partial(exchange_inside, self.groups, self.recorder, op.name),
-                    partial(start_shift, self.groups, self.recorder, op.name))
+                    partial(start_shift, self.groups, self.recorder, op.name),
+                    partial(swap_inside, self.groups, self.recorder, op.name))
 
     def arguments(self, node: fx.Node, inputs: Mapping[str, fx.Node]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The node's own arguments, with its tensors replaced by `inputs`, slot by slot."""

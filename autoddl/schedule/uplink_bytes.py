@@ -5,6 +5,7 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
+    halo N, to the members before and after in equal parts              for each of them outside
     sparse all-reduce 2 N/n                                             for every member outside
 
 Where the cost model chooses messages of the runtime, their bytes are counted. To switches that reduce, a unit sends all
@@ -21,6 +22,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
+from autoddl.operators.windows import HALO
 from autoddl.schedule import message_programs
 from autoddl.schedule.moved_bytes import group_over, planned_cluster
 from autoddl.schedule.stage_lanes import lanes_of
@@ -39,6 +41,10 @@ def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, uni
         return message_programs.leaving_fraction(kind, ways, group.index(rank), outside) * nbytes
     if kind == "all-to-all":
         return nbytes / len(group) * sum(other not in unit for other in group)
+    if kind == HALO:
+        at = group.index(rank)
+        beside = [group[i] for i in (at - 1, at + 1) if 0 <= i < len(group)]
+        return nbytes / len(beside) * sum(other not in unit for other in beside)
     successor = group[(group.index(rank) + 1) % len(group)]
     return 0.0 if successor in unit else sent_bytes(kind, len(group), nbytes)
 

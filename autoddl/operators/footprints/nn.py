@@ -4,13 +4,15 @@ A product saves its factors. A factor whose strides are not those of a matrix is
 own operators follow from `kernels/custom_ops.py` and `kernels/reducing.py`.
 """
 
+from dataclasses import replace
 from math import prod
 
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
+from autoddl.operators.windows import padded_shape, windows_of
 from autoddl.operators.work import base
 
-__all__ = ["batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
+__all__ = ["around", "batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
            "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "linear_footprint",
            "norm_footprint", "product_footprint", "token_loss_footprint"]
 
@@ -47,6 +49,8 @@ def norm_footprint(call: LocalOp) -> Footprint:
     x, out = call.inputs[0], call.outputs[0]
     if call.on_cpu and "rms" in base(call.op):
         return _root(call)
+    if call.sends:
+        return _synchronised(call)
     if "group" in base(call.op):
         rows = float(out[0] * int(str(dict(call.op.args).get("num_groups", 1))))
     elif "instance" in base(call.op):
@@ -56,6 +60,13 @@ def norm_footprint(call: LocalOp) -> Footprint:
     copy = () if viewed(x.shape, x.strides, (x.nbytes,)) is not None or x.strides[-1] == 1 else ((0, float(x.nbytes)),)
     return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs) and not (copy and k == 0)), extra=8.0 * rows,
                      copies=copy)
+
+
+def _synchronised(call: LocalOp) -> Footprint:
+    """Group norm that reduces over ranks is written as elementwise calls, as batch norm."""
+    groups = float(call.outputs[0][0] * int(str(dict(call.op.args)["num_groups"])))
+    return Footprint(tuple(k for k in (0, 1) if k < len(call.inputs)), extra=8.0 * groups, before=2 * call.nbytes,
+                     during=call.nbytes, back=3 * call.nbytes)
 
 
 def _root(call: LocalOp) -> Footprint:
@@ -130,8 +141,21 @@ def _folded(call: LocalOp) -> Footprint:
 
 
 def convolution_footprint(call: LocalOp) -> Footprint:
-    """Keeps input and weight, whichever needs a gradient."""
-    return Footprint((0, call.op.slot("weight") or 1))
+    """Keeps input and weight, whichever needs a gradient; where places are split, the input with its halo."""
+    weight = call.op.slot("weight") or 1
+    return replace(around(call), saves=(weight,)) if call.sends else Footprint((0, weight))
+
+
+def around(call: LocalOp) -> Footprint:
+    """Keeps the input with its halo and padding, instead of the input; messages are as large as the halo, twice.
+
+    Its gradient is there first, then beside that of the input."""
+    x = call.inputs[0]
+    windows = windows_of(call.op, tuple(one.shape for one in call.inputs))
+    held = float(prod(padded_shape(x.shape, call.outputs[0], windows)) * x.itemsize)
+    sent = 2 * max(0.0, held - x.nbytes)
+    more = float(0 in call.needs)
+    return Footprint(copies=((0, held),), before=sent, back=max(0.0, held - x.nbytes) * more, late=(held + sent) * more)
 
 
 def dropout_footprint(call: LocalOp) -> Footprint:

@@ -10,6 +10,7 @@ Sizes are of one rank's shards.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 from math import prod
 
@@ -157,7 +158,9 @@ def _concatenated(call: LocalOp) -> Footprint:
 
 def _pool(call: LocalOp) -> Footprint:
     """The input, for its shape; a maximum also where it was, int64. To one value a channel it is a mean, which keeps
-    nothing."""
+    nothing. Where places are split, it is the input with its halo."""
+    if call.sends:
+        return replace(nn.around(call), extra=8.0 * prod(call.outputs[0]) * ("max" in base(call.op)))
     if base(call.op).startswith("aten.adaptive_avg_pool2d") and prod(call.outputs[0][2:]) == 1:
         return Footprint()
     return Footprint((0,), extra=8.0 * prod(call.outputs[0]) if "max" in base(call.op) and len(call.outputs) == 1

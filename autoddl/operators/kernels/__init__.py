@@ -3,6 +3,7 @@
     table           looks up the kernel of an op; most ops run unchanged
     nn, shape       kernels whose calls name global sizes, or that do not run unchanged on shards
     reducing        kernels that reduce over mesh axes by themselves
+    halo            windows over pieces of images, whose borders neighbours send
     flexible        FlexAttention
     custom_ops      our own operators, like dropout with a numbered mask
     draws           random numbers by position

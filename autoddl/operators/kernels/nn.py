@@ -24,7 +24,8 @@ from autoddl.operators.kernels.arguments import bound, defaults
 from autoddl.operators.kernels.dispatch import dispatched_experts
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.grouped import rows_of_groups
-from autoddl.operators.kernels.reducing import batch_norm_kernel, token_loss_kernel
+from autoddl.operators.kernels.halo import unchanged, with_halo
+from autoddl.operators.kernels.reducing import batch_norm_kernel, group_norm_kernel, token_loss_kernel
 from autoddl.operators.kernels.ring import ring_attention
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
@@ -221,7 +222,8 @@ KERNELS: dict[str, Kernel] = {
     "autoddl.grouped_mm": _grouped_mm,
     "autoddl.token_loss": token_loss_kernel,
     "aten._native_batch_norm_legit_functional.default": batch_norm_kernel,
-    "aten.group_norm.default": _groups("num_groups"),
-    **{f"aten.{name}": _groups("groups") for name in CONVOLUTIONS.split()},
+    "aten.group_norm.default": group_norm_kernel(_groups("num_groups")),
+    **{f"aten.{name}": with_halo(_groups("groups")) for name in CONVOLUTIONS.split()},
+    **{f"aten.{kind}_pool{k}d.default": with_halo(unchanged) for k in (1, 2, 3) for kind in ("max", "avg")},
     **{f"{name}.default": _mean for name in flagged("distance")},
 }

@@ -12,6 +12,8 @@ Batch norm, y = w (x - m) r + b with r = (v + eps)^(-1/2) over all n values of a
     m = sum x / n      v = sum x^2 / n - m^2            one all-reduce of (sum x, sum x^2), in float64, where the
                                                         difference loses nothing; the ranks' own sums are centred
     dx = w r (dy - sum dy / n - h sum(dy h) / n)        h = (x - m) r; one all-reduce of (sum dy, sum dy h)
+
+Group norm of pieces of an image is the same for each row and group, where w stands inside the sums.
 """
 
 from collections.abc import Callable
@@ -23,9 +25,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from autoddl.operators.kernels.arguments import bound, defaults
-from autoddl.operators.kernels.site import Site, TorchCall
+from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
-__all__ = ["batch_norm_kernel", "batch_norm_of_module", "token_loss_kernel"]
+__all__ = ["batch_norm_kernel", "batch_norm_of_module", "group_norm_kernel", "token_loss_kernel"]
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -139,6 +141,57 @@ class _BatchNorm(torch.autograd.Function):
         dx = (dy - column(total[0], rank) - h * column(total[1], rank)) * column(scale, rank)
         return (dx.to(x.dtype), None if weight is None else own[1].to(weight.dtype),
                 own[0].to(mean.dtype) if ctx.has_bias else None, None, None, None)
+
+
+class _GroupNorm(torch.autograd.Function):
+    """y of the groups here, of whose places x is a piece; n values per group in all."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, site: Site, groups: int, n: int,
+                eps: float) -> Tensor:
+        values = x.to(accumulator(x.dtype)).reshape(x.shape[0], groups, -1)
+        own, mean = (part.double() for part in torch.var_mean(values, 2, correction=0))
+        total = site.reduce(torch.stack([mean, own + mean * mean]) * (values.shape[2] / n), "sum", site.option.inner)
+        r = ((total[1] - total[0] * total[0]).clamp_min(0) + eps).rsqrt().to(values.dtype)
+        mean = total[0].to(values.dtype)
+        h = ((values - mean.unsqueeze(2)) * r.unsqueeze(2)).view(x.shape)
+        ctx.save_for_backward(x, weight, mean, r)
+        ctx.has_bias, ctx.site, ctx.n = bias is not None, site, n
+        h = h if weight is None else h * column(weight, x.dim())
+        return (h if bias is None else h + column(bias, x.dim())).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        x, weight, mean, r = ctx.saved_tensors
+        rows, dims = (*mean.shape, -1), [d for d in range(x.dim()) if d != 1]
+        dy = upstream[0].to(mean.dtype)
+        h = (x.to(mean.dtype).reshape(rows) - mean.unsqueeze(2)) * r.unsqueeze(2)
+        of_weight = None if weight is None else (dy * h.view(x.shape)).sum(dims).to(weight.dtype)
+        of_bias = dy.sum(dims) if ctx.has_bias else None
+        dy = (dy if weight is None else dy * column(weight, x.dim())).reshape(rows)
+        own = torch.stack([dy.sum(2), (dy * h).sum(2)])
+        total = ctx.site.reduce(own, "sum", ctx.site.option.inner) / ctx.n
+        dx = (dy - total[0].unsqueeze(2) - h * total[1].unsqueeze(2)) * r.unsqueeze(2)
+        return dx.view(x.shape).to(x.dtype), of_weight, of_bias, None, None, None, None
+
+
+def group_norm_kernel(whole: Kernel) -> Kernel:
+    """The kernel of group norm that takes the statistics of whole groups where places are split; else `whole`."""
+    def kernel(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
+        if not site.option.inner:
+            return whole(site, target, args, kwargs)
+        values = defaults(target) | bound(target, args, kwargs)
+        shape, here = site.inputs[0].shape, site.input_shape(0)[1]
+        groups, eps = values["num_groups"] * here // shape[1], values["eps"]
+        n = prod(shape[1:]) // values["num_groups"]
+
+        def synchronised(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+            found: Tensor = _GroupNorm.apply(x, weight, bias, site, groups, n, eps)  # type: ignore[no-untyped-call]
+            return found
+
+        return synchronised, tuple(values[name] for name in ("input", "weight", "bias")), {}
+
+    return kernel
 
 
 BATCH_NORM = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")

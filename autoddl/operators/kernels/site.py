@@ -50,6 +50,8 @@ class Site:
     shift: Shift | None = None
     """`shift(tensor, axes, number)`: sends to the next member of a group, under a number; call the result to wait for
     what the member before sent. None where nothing goes round."""
+    swap: Exchange | None = None
+    """As `exchange`, of values by messages to those members alone that get any; None where there are none."""
 
     def extents(self, tensor: Tensor, layout: Layout) -> tuple[Extent, ...]:
         return extents(tensor.shape, layout, self.mesh, self.coordinate)
@@ -80,6 +82,11 @@ class Site:
         home = sum(sent if outward else received)
         nbytes = home * prod(rows.shape[1:]) * rows.element_size()
         return self.exchange(rows.contiguous(), sent, received, self.option.inner, nbytes)
+
+    def swapped(self, values: "torch.Tensor", sent: tuple[int, ...], received: tuple[int, ...]) -> "torch.Tensor":
+        """Returns the values that the members of the group of `option.inner` send, most of which send none."""
+        assert self.swap is not None, "a kernel swaps values where none are swapped"
+        return self.swap(values, sent, received, self.option.inner, values.nbytes)
 
     def shifted(self, value: "torch.Tensor", number: int) -> "Callable[[], torch.Tensor]":
         """Sends `value` round the group of `option.inner` by one; call the result for what came."""

@@ -4,6 +4,7 @@ Rules, one file for each kind of operator:
 
     matmul          products, einsum, convolutions
     nn              norms (layer norm among them), softmax, attention, embedding, dropout, pooling
+    places          places of images and sequences, whose windows look over the edges of pieces
     elementwise     pointwise operators
     reduce          reductions and scans
     shape           reshapes and permutations

@@ -1,6 +1,7 @@
 """Rules of operators on images, volumes and signals: dims before the channels and the channels split, places do not.
 
     upsample            "b c . . -> b c . . | 0"                    linear in the image, whatever the interpolation
+    nearest             "b c h w -> b c (h .:2) (w .:2) | 0"        by a whole number each place becomes a block
     im2col              "b c . . -> b (c .) . | 0"                  a column has every channel's window; col2im back
     pixel shuffle       "b (c .:4) h w -> b c (h .:2) (w .:2) | 0"  an image may be cut: each place becomes a block
     grid sampler        "b c . ., b i j . -> b c i j | 0"           every place of the grid looks anywhere in the image
@@ -13,6 +14,7 @@ from math import prod
 from autoddl.core.graph import Op
 from autoddl.operators.rules.nn import leading_dims_rule
 from autoddl.operators.rules.writing import RuleOf, Tensors, fixed, get, ints, names, rule_text
+from autoddl.operators.windows import place_name
 
 __all__ = ["RULES"]
 
@@ -28,6 +30,18 @@ def _image(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     rule = leading_dims_rule(-_places(op), linear=True)(op, inputs, outputs)
     assert isinstance(rule, str)
     return rule
+
+
+def _nearest(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """Nearest neighbours: a place becomes as many as the factor says, where that is a whole number."""
+    count = _places(op)
+    lead = names(len(inputs[0].shape) - count)
+    read, written = ["."] * count, ["."] * count
+    for k, (size, out) in enumerate(zip(inputs[0].shape[-count:], outputs[0].shape[-count:], strict=True)):
+        if size > 1 and out % size == 0:
+            name = place_name(len(lead) + k)
+            read[k], written[k] = name, f"({name} .:{out // size})"
+    return rule_text([[*lead, *read]], [[*lead, *written]], " | 0")
 
 
 def _windows(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -84,14 +98,14 @@ def _meshgrid(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([[a] for a in letters], [line] * len(outputs))
 
 
-LINEAR = """upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec upsample_linear1d.vec
-    upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec _upsample_nearest_exact1d.vec
-    _upsample_nearest_exact2d.vec _upsample_nearest_exact3d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
+LINEAR = """upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec
+    _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
     reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default replication_pad1d.default
     replication_pad2d.default replication_pad3d.default"""
 
 RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": _image for target in LINEAR.split()},
+    **{f"aten.{kind}{k}d.vec": _nearest for k in (1, 2, 3) for kind in ("upsample_nearest", "_upsample_nearest_exact")},
     **{f"aten.adaptive_max_pool{k}d.default": leading_dims_rule(-k) for k in (1, 2, 3)},
     "aten.max_pool1d_with_indices.default": leading_dims_rule(-1),
     "aten.max_pool3d_with_indices.default": leading_dims_rule(-3),

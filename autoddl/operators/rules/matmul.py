@@ -11,6 +11,8 @@ batch dim inside the channels: "b (g c) x, (g o) c k -> b (g o) x".
 """
 
 from autoddl.core.graph import Op
+from autoddl.operators.rules.dimension_strings import Rule
+from autoddl.operators.rules.places import halo_signatures, place_dims
 from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, names, rule_text
 
 __all__ = ["RULES"]
@@ -65,19 +67,19 @@ def _bilinear(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([*operands, *bias], [[*lead, "o"]], " | 0*1*2 + 3" if bias else " | 0*1*2")
 
 
-def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     """Input b (g c) x.. and weight (g o) c k.. make b (g o) x..; the weight is (g c) o k.. where transposed.
 
-    Spatial dims are never split."""
+    Places are split as `places` says."""
     groups = int(str(op.arg("groups")))
     spatial = ["."] * (len(inputs[1].shape) - 2)
     batch = names(len(inputs[0].shape) - 1 - len(spatial), "b")
     c, o = (f"(g:{groups} c)", f"(g:{groups} o)") if groups > 1 else ("c", "o")
     weight = [c, "o"] if _transposed(op) else [o, "c"]
-    operands, out = [[*batch, c, *spatial], [*weight, *spatial]], [*batch, o, *spatial]
-    if len(inputs) == 2:
-        return rule_text(operands, [out], " | 0*1")
-    return rule_text([*operands, [o]], [out], " | 0*1 + 2")
+    read, written = place_dims(op, inputs, outputs, len(spatial))
+    operands, out = [[*batch, c, *read], [*weight, *spatial]], [*batch, o, *written]
+    bias, form = ([[o]], " | 0*1 + 2") if len(inputs) > 2 else ([], " | 0*1")
+    return Rule(rule_text([*operands, *bias], [out], form), halo_signatures(op, inputs, outputs))
 
 
 def _grouped(op: Op, inputs: Tensors, outputs: Tensors) -> str:

@@ -5,12 +5,13 @@
     attention        "b h l ., b h . ., b h . . -> b h l ."   batch, heads (groups of them in GQA), queries
     normalisation    "b s ., ., . -> b s ."               not along what is normalised
 
-Four kernels communicate by themselves over the mesh axis (`Signature.inner`), which no string says:
+Some kernels communicate by themselves over the mesh axis (`Signature.inner`), which no string says:
 
     token loss       logits S(v), target B -> B           all-reduce of the maxima, then of sums of exponentials
     batch norm       input S(0), rest B -> S(0), B ..     all-reduce of (count, mean, squares), and two sums backward
     experts          everything S(0) -> S(0)              all-to-alls of tokens and results (`experts`)
     attention        q, k, v S(sequence) -> S(sequence)   keys and values pass round a ring (`ring`)
+    windows, norms   x S(place), rest B -> S(place)       halos, or sums of a group's values (`places`)
 """
 
 from math import prod
@@ -20,8 +21,10 @@ from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.operators.ring import ATTENTION
 from autoddl.operators.rules.dimension_strings import Rule, Signature
 from autoddl.operators.rules.experts import rows_sent
+from autoddl.operators.rules.places import halo_messages, halo_signatures, place_dims, place_signatures
 from autoddl.operators.rules.ring import QUERIES, inner_messages, ring_signatures
 from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, get, names, rule_text
+from autoddl.operators.windows import WINDOWED, place_name
 
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
@@ -103,28 +106,30 @@ def _normalised(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([dims, *(["."] * count for _ in inputs[1:])], [dims] * len(outputs))
 
 
-def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
-    """Whole groups of channels; of one group, none."""
+def _group_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Whole groups of channels; of one group, none. Places by a reduction inside the kernel."""
     groups, count = int(str(op.arg("num_groups"))), inputs[0].shape[1]
     channels = f"(g:{groups} .:{count // groups})" if groups < count else "g"
     dims = ["b", channels] + ["."] * (len(inputs[0].shape) - 2)
-    return rule_text([dims, *([channels] for _ in inputs[1:])], [dims])
+    places = (d for d, size in enumerate(inputs[0].shape) if d > 1 and size > 1)
+    return Rule(rule_text([dims, *([channels] for _ in inputs[1:])], [dims]),
+                place_signatures(len(inputs), places))
 
 
 def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
-    """Training: channels, or the batch with statistics reduced inside. Evaluation: any dim."""
+    """Training: channels, or another dim with statistics reduced inside. Evaluation: any dim."""
     training, found = bool(get(op, "training", False)), []
     for dim, size in enumerate(inputs[0].shape):
-        if size > 1 and (dim < 2 or not training):
+        if size > 1:
             vector: State = Split(0) if dim == 1 else B
             rest = tuple(vector if t.numel else B for t in outputs[1:])
-            found.append(Signature((Split(dim), *(vector for _ in inputs[1:])), (Split(dim), *rest), f"d{dim}", (),
-                                   training and dim == 0))
+            found.append(Signature((Split(dim), *(vector for _ in inputs[1:])), (Split(dim), *rest),
+                                   place_name(dim) if training and dim > 1 else f"d{dim}", (), training and dim != 1))
     return Rule(fixed(inputs, outputs), tuple(found))
 
 
 REDUCING = frozenset(("autoddl.token_loss", "autoddl.experts", "aten._native_batch_norm_legit_functional.default",
-                      ATTENTION))
+                      "aten.group_norm.default", ATTENTION, *WINDOWED))
 """Targets whose kernel may communicate by itself."""
 
 
@@ -140,6 +145,9 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
     if op.target == ATTENTION:
         return tuple((way, kind, axes, nbytes) for way, kind, nbytes in inner_messages(op, graph, read, mesh,
                                                                                        coordinate))
+    if op.target in WINDOWED:
+        return tuple((way, kind, axes, nbytes) for way, kind, nbytes in halo_messages(op, graph, read, mesh,
+                                                                                      coordinate))
     x = graph.tensors[op.inputs[0]]
     shape = local_shape(x.shape, read, mesh, coordinate)
     width = max(4, x.itemsize)
@@ -147,11 +155,22 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
         row = prod(shape) // shape[min(1, len(shape) - 1)] * width
         sums = 3 if get(op, "label_smoothing") else 2
         return ("forward", "all-reduce", axes, row), ("forward", "all-reduce", axes, sums * row)
+    if op.target == "aten.group_norm.default":
+        statistics = 2 * shape[0] * int(str(op.arg("num_groups"))) * shape[1] // x.shape[1]
+        back = ("backward", "all-reduce", axes, statistics * width)
+        return ("forward", "all-reduce", axes, statistics * 8), *(
+            (back,) if op.outputs[0] in graph.differentiable() else ())
     return ("forward", "all-reduce", axes, 2 * shape[1] * 8), ("backward", "all-reduce", axes, 2 * shape[1] * width)
 
 
 def _pool(spatial: int, linear: bool = False) -> RuleOf:
-    return leading_dims_rule(-spatial, linear)
+    """Places are split as `places` says."""
+    def rule(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+        lead = names(len(inputs[0].shape) - spatial)
+        read, written = place_dims(op, inputs, outputs, spatial)
+        return Rule(rule_text([[*lead, *read]], [[*lead, *written]], " | 0" if linear else ""),
+                    halo_signatures(op, inputs, outputs))
+    return rule
 
 
 RULES: dict[str, RuleOf] = {
@@ -174,13 +193,13 @@ RULES: dict[str, RuleOf] = {
     "aten._native_batch_norm_legit_no_training.default": _batch_norm,
     "aten.max_pool1d.default": _pool(1),
     "aten.max_pool2d.default": _pool(2),
-    "aten.max_pool2d_with_indices.default": _pool(2),
+    "aten.max_pool2d_with_indices.default": leading_dims_rule(-2),
     "aten.max_pool3d.default": _pool(3),
     "aten.avg_pool1d.default": _pool(1, linear=True),
     "aten.avg_pool2d.default": _pool(2, linear=True),
     "aten.avg_pool3d.default": _pool(3, linear=True),
-    "aten.adaptive_avg_pool1d.default": _pool(1, linear=True),
-    "aten.adaptive_avg_pool2d.default": _pool(2, linear=True),
-    "aten._adaptive_avg_pool2d.default": _pool(2, linear=True),
-    "aten.adaptive_avg_pool3d.default": _pool(3, linear=True),
+    "aten.adaptive_avg_pool1d.default": leading_dims_rule(-1, linear=True),
+    "aten.adaptive_avg_pool2d.default": leading_dims_rule(-2, linear=True),
+    "aten._adaptive_avg_pool2d.default": leading_dims_rule(-2, linear=True),
+    "aten.adaptive_avg_pool3d.default": leading_dims_rule(-3, linear=True),
 }

@@ -144,7 +144,7 @@ def check(case: Case, chosen: Signature | Option, mesh: Mesh, tolerance: float =
     def run(at: Coordinate) -> tuple[list[Tensor], Gradients]:
         site = Site(case.op, case.inputs, case.outputs, picked, mesh, at,
                     threads.reduce(at) if picked.inner else _no_reduce, exchange=threads.exchange(at, mesh),
-                    shift=threads.shift(at, mesh))
+                    shift=threads.shift(at, mesh), swap=threads.exchange(at, mesh))
         try:
             return _local(case, site, [piece[at] for piece in inputs], [None if g is None else g[at] for g in upstream])
         except BaseException:

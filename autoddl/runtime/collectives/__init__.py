@@ -7,7 +7,8 @@ Reading order:
     process_groups         the groups of a mesh; `c10d_registry` reads torch's private list of groups
     transport              starts a group's collectives: of the library, by messages (`message_collectives`), or in
                             switches that reduce (`switch_collectives`)
-    inside_kernels         collectives that a kernel waits for; `ring_shift` sends while it computes
+    inside_kernels         collectives that a kernel waits for; `ring_shift` sends while it computes,
+                           `halo_messages` to neighbours alone
     sparse_sum             adds up the largest values of gradients, and keeps the rest for the next step
     recorder               the collectives that ran
     told_values            small values that ranks tell each other

@@ -1,0 +1,161 @@
+"""Runs convolutions and pools on one rank's piece of an image or a sequence: neighbours send what its windows need.
+
+    x here  ->  x with its halo, padded by hand  ->  the op itself without padding  ->  y here
+
+What goes where is in `operators.windows`. In backward the gradients of the halo go home and are added up.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autoddl.core.layout import Extent, extents
+from autoddl.operators.kernels.arguments import bound
+from autoddl.operators.kernels.grouped import is_traced
+from autoddl.operators.kernels.site import Kernel, Site, TorchCall
+from autoddl.operators.windows import Window, common, padded_shape, wanted, windows_of
+
+__all__ = ["unchanged", "with_halo"]
+
+Box = tuple[Extent, ...]
+
+
+def with_halo(kernel: Kernel) -> Kernel:
+    """The kernel of an op with windows, which is `kernel` where its places are whole."""
+    def windowed(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
+        if not site.option.inner:
+            return kernel(site, target, args, kwargs)
+        fn, args, kwargs = kernel(site, target, args, kwargs)
+        values = bound(fn, args, kwargs)
+        halo = _Halo(site, windows_of(site.op, tuple(t.shape for t in site.inputs)))
+        first = next(iter(values))
+        padding = "valid" if isinstance(values.get("padding"), str) else [0] * len(halo.windows)
+        fill = float("-inf") if site.op.target.startswith("aten.max") else 0.0
+
+        def on_piece(x: Tensor, **others: Any) -> Any:
+            return fn(**{first: halo.around(x, fill)}, **others)
+
+        return on_piece, (values.pop(first),), values | {"padding": padding} | (
+            {"ceil_mode": False} if "ceil_mode" in values else {})
+
+    return windowed
+
+
+def unchanged(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
+    """The kernel of an op whose call means the same on pieces."""
+    return target, args, kwargs
+
+
+@dataclass(frozen=True)
+class _Halo:
+    """Says what a rank computes from, what it sends of its piece, and what comes from whom."""
+
+    site: Site
+    windows: dict[int, Window]
+
+    def around(self, x: Tensor, fill: float) -> Tensor:
+        """The piece x with its halo, and the padding filled."""
+        if is_traced(x):
+            return x.new_empty(self.shape)
+        found: Tensor = _Around.apply(x, self, fill)  # type: ignore[no-untyped-call]
+        return found
+
+    @cached_property
+    def members(self) -> tuple[tuple[int, ...], ...]:
+        return self.site.mesh.members(self.site.option.inner, self.site.coordinate)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        return padded_shape(self.site.input_shape(0), self.site.output_shape(), self.windows)
+
+    def owns(self, at: tuple[int, ...]) -> Box:
+        """The piece of the rank at a place."""
+        return extents(self.site.inputs[0].shape, self.site.option.inputs[0], self.site.mesh, at)
+
+    def reads(self, at: tuple[int, ...]) -> Box:
+        """Returns what the rank at a place computes from; it may lie beyond the edges."""
+        out = extents(self.site.outputs[0].shape, self.site.option.outputs[0], self.site.mesh, at)
+        return tuple(wanted(self.windows[d], out[d]) if d in self.windows else own
+                     for d, own in enumerate(self.owns(at)))
+
+    @cached_property
+    def kept(self) -> tuple[Box, Box]:
+        """Says what the rank reads of its own piece: where it is in the piece, and in what it computes from."""
+        here = self.site.coordinate
+        both = _met(self.owns(here), self.reads(here))
+        return _inside(both, self.owns(here)), _inside(both, self.reads(here))
+
+    @cached_property
+    def sent(self) -> tuple[Box, ...]:
+        """For each member, what it gets of this rank's piece; nothing for the rank itself."""
+        own = self.owns(self.site.coordinate)
+        return tuple(_inside(_met(own, self.reads(at)), own) if at != self.site.coordinate else ()
+                     for at in self.members)
+
+    @cached_property
+    def received(self) -> tuple[Box, ...]:
+        """For each member, where what it sends belongs in what this rank computes from."""
+        reads = self.reads(self.site.coordinate)
+        return tuple(_inside(_met(self.owns(at), reads), reads) if at != self.site.coordinate else ()
+                     for at in self.members)
+
+    def exchanged(self, x: Tensor, out: tuple[Box, ...], back: tuple[Box, ...]) -> list[Tensor]:
+        """Sends the boxes `out` of x to the members; returns what they send, in the shapes of the boxes `back`."""
+        sent, received = ([_count(box) for box in boxes] for boxes in (out, back))
+        parts = [_part(x, box).reshape(-1) for box, count in zip(out, sent, strict=True) if count]
+        rows = torch.cat(parts) if parts else x.new_empty(0)
+        got = self.site.swapped(rows, tuple(sent), tuple(received)).split(received)
+        return [one.view([size for _, size in box]) if count else one
+                for one, box, count in zip(got, back, received, strict=True)]
+
+
+class _Around(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, halo: _Halo, fill: float) -> Tensor:
+        ctx.halo, ctx.shape = halo, x.shape
+        got = halo.exchanged(x, halo.sent, halo.received)
+        found = x.new_full(halo.shape, fill)
+        from_here, to = halo.kept
+        _part(found, to).copy_(_part(x, from_here))
+        for box, part in zip(halo.received, got, strict=True):
+            if part.numel():
+                _part(found, box).copy_(part)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        halo: _Halo = ctx.halo
+        (given,) = upstream
+        got = halo.exchanged(given, halo.received, halo.sent)
+        found = given.new_zeros(ctx.shape)
+        to, from_there = halo.kept
+        _part(found, to).copy_(_part(given, from_there))
+        for box, part in zip(halo.sent, got, strict=True):
+            if part.numel():
+                _part(found, box).add_(part)
+        return found, None, None
+
+
+def _met(one: Box, other: Box) -> Box:
+    """Returns what two boxes have in common."""
+    return tuple(common(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _inside(box: Box, place: Box) -> Box:
+    """The box, counted from the first element of `place`."""
+    return tuple((first - start, count) for (first, count), (start, _) in zip(box, place, strict=True))
+
+
+def _count(box: Box) -> int:
+    """Elements of a box; none of the empty one."""
+    return prod(count for _, count in box) if box else 0
+
+
+def _part(x: Tensor, box: Box) -> Tensor:
+    """The part of x in a box."""
+    return x[tuple(slice(first, first + count) if count else slice(0, 0) for first, count in box)]

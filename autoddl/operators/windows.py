@@ -1,0 +1,156 @@
+"""Says where convolutions and pools look, and what ranks send each other where images or sequences are split.
+
+Output o along a dim looks at `reach` inputs, of which the first may lie in the padding:
+
+    o stride - before, ..., o stride - before + reach - 1        reach = dilation (kernel - 1) + 1
+
+The ranks of a group have consecutive pieces of the input and of the output. A rank with the outputs [a, b) reads
+
+    need = [a stride - before, (b - 1) stride - before + reach)
+
+What lies in another's piece is sent by that rank: the *halo* of the piece. Along each dim a rank has `own`, and what it
+sends of it to all ranks is the sum of |own ∩ need| over their needs. Boxes over several dims are products:
+
+    elements sent = others * (product of these sums - product of |own ∩ own need|)
+
+In backward the gradients of what came go back, and are added up. A dim is *aligned* where no rank needs anything:
+stride >= reach, nothing is padded, and the pieces of input and output lie above each other.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from autoddl.core.graph import Op, Value
+from autoddl.core.layout import Extent, Layout, Mesh, Split, extents
+
+__all__ = ["HALO", "PLACE", "WINDOWED", "Window", "common", "halo_elements", "is_aligned", "padded_shape", "place_name",
+           "wanted", "windows_of"]
+
+HALO = "halo"
+"""The kind of a message in which each rank of a group sends what its neighbours need."""
+PLACE = "place"
+"""What the names of dims of an image or a sequence begin with, in rules that may split them."""
+_CONVOLUTIONS = frozenset(f"aten.conv{k}d.{form}" for k in (1, 2, 3) for form in ("default", "padding"))
+_POOLS = frozenset(f"aten.{kind}_pool{k}d.default" for k in (1, 2, 3) for kind in ("max", "avg"))
+WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, "aten.convolution.default"))
+"""Targets of ops that look through windows."""
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where an output looks along one dim; all are numbers of elements."""
+
+    stride: int
+    reach: int
+    before: int
+
+
+def place_name(dim: int) -> str:
+    """The name, in a rule, of a dim of an image that may be split."""
+    return f"{PLACE}{dim}"
+
+
+def windows_of(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
+    """By dim of the input, the windows of an op on inputs of `shapes`; empty for an op that has none.
+
+    There are none for what counts the padding in some windows alone (averages), or looks the other way (transposes).
+    """
+    args = dict(op.args)
+    if op.target not in WINDOWED or args.get("transposed"):
+        return {}
+    pools = op.target in _POOLS
+    kernel = _each(args["kernel_size"], None) if pools else shapes[1][2:]
+    count = int(op.target.split("d.")[0][-1]) if op.target != "aten.convolution.default" else len(kernel)
+    sizes = _spread(kernel, count)
+    stride = _spread(_each(args.get("stride"), None) or (sizes if pools else (1,)), count)
+    dilation = _spread(_each(args.get("dilation"), 1), count)
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, sizes, strict=True)]
+    padding = args.get("padding", 0)
+    before = [(r - 1) // 2 for r in reach] if padding == "same" else [0] * count if padding == "valid" else _spread(
+        _each(padding, 0), count)
+    counted = args.get("count_include_pad", True) or not any(before)
+    if op.target.startswith("aten.avg") and (args.get("ceil_mode") or not counted):
+        return {}
+    first = len(shapes[0]) - count
+    return {first + i: Window(*row) for i, row in enumerate(zip(stride, reach, before, strict=True))}
+
+
+def is_aligned(window: Window, size: int, out: int) -> bool:
+    """Whether the pieces of `out` outputs need nothing but the pieces of `size` inputs above them."""
+    return window.stride >= window.reach and not window.before and size == window.stride * out
+
+
+def wanted(window: Window, out: Extent) -> Extent:
+    """(first, count) of the inputs at which outputs (first, count) look, those in the padding too."""
+    first, count = out
+    return first * window.stride - window.before, max(0, count - 1) * window.stride + window.reach
+
+
+def common(one: Extent, other: Extent) -> Extent:
+    """(first, count) of what two extents have in common; a count of 0 where they do not meet."""
+    first = max(one[0], other[0])
+    return first, max(0, min(sum(one), sum(other)) - first)
+
+
+def padded_shape(shape: Shape, out: Shape, windows: dict[int, Window]) -> Shape:
+    """The shape of what a rank computes outputs of shape `out` from: its piece of `shape`, halo and padding."""
+    return tuple(wanted(windows[d], (0, out[d]))[1] if d in windows else size for d, size in enumerate(shape))
+
+
+@lru_cache(maxsize=100_000)
+def halo_elements(shape: Shape, outputs: Shape, windows: tuple[tuple[int, Window], ...], layout: Layout, mesh: Mesh,
+                  coordinate: tuple[int, ...] | None) -> tuple[int, int]:
+    """(elements sent, elements received) by a rank for the halos of one op.
+
+        shape         of the input
+        outputs       of the output: a windowed dim has the same position in both
+        layout        of the input, whose windowed dims are split as those of the output
+        coordinate    of the rank; None: the most that any rank sends, and receives
+    """
+    here = extents(shape, layout, mesh, coordinate or (0,) * len(mesh.axes))
+    known, others, sends, receives = dict(windows), 1, [(1, 1)], [(1, 1)]
+    for dim, size in enumerate(shape):
+        if dim not in known:
+            others *= here[dim][1]
+            continue
+        axes = tuple(a for a, state in enumerate(layout) if state == Split(dim))
+        rows = _along(size, outputs[dim], known[dim], tuple(mesh.sizes[a] for a in axes))
+        at = range(len(rows)) if coordinate is None else (_index(axes, coordinate, mesh),)
+        sends = [(all_ * rows[i][0], own * rows[i][2]) for all_, own in sends for i in at]
+        receives = [(all_ * rows[i][1], own * rows[i][2]) for all_, own in receives for i in at]
+    sent, received = (others * max(all_ - own for all_, own in found) for found in (sends, receives))
+    return sent, received
+
+
+def _index(axes: tuple[int, ...], coordinate: tuple[int, ...], mesh: Mesh) -> int:
+    """The number of a rank's piece along a dim that `axes` split, outermost first."""
+    found = 0
+    for a in axes:
+        found = found * mesh.sizes[a] + coordinate[a]
+    return found
+
+
+@lru_cache(maxsize=10_000)
+def _along(size: int, out: int, window: Window, parts: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
+    """For each piece of a dim cut by `parts` in turn: what it gives to all, what it needs of all, and of itself."""
+    mesh = Mesh.parse(",".join(f"x{i}={n}" for i, n in enumerate(parts))) if parts else Mesh.parse("x=1")
+    layout = Layout((Split(0),) * len(parts)) if parts else Layout.broadcast(mesh)
+    places = [mesh.coordinate(rank) for rank in range(mesh.size)]
+    own = [extents((size,), layout, mesh, at)[0] for at in places]
+    need = [common(wanted(window, extents((out,), layout, mesh, at)[0]), (0, size)) for at in places]
+    return tuple((sum(common(mine, other)[1] for other in need), sum(common(other, wants)[1] for other in own),
+                  common(mine, wants)[1]) for mine, wants in zip(own, need, strict=True))
+
+
+def _each(value: Value, default: int | None) -> Shape:
+    """The numbers of an argument; `default` where it is not given."""
+    if isinstance(value, tuple):
+        return tuple(int(str(n)) for n in value)
+    return (int(value),) if isinstance(value, int) else () if default is None else (default,)
+
+
+def _spread(values: Shape, count: int) -> Shape:
+    """One number for every dim."""
+    return values * count if len(values) == 1 else values
+

@@ -1,0 +1,61 @@
+"""`verify` of plans that split an image among ranks: gradients are those of one process, bytes those planned."""
+
+from pathlib import Path
+
+import pytest
+import zoo
+from sampling import parametrize_or_slow
+from shell import LAPTOP
+from verified import verified
+
+import autoddl
+from autoddl.capture.capture import capture
+from autoddl.capture.factory import Factory
+from autoddl.core.graph import Op
+from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh
+from autoddl.core.plan import Plan
+from autoddl.operators.windows import HALO, WINDOWED
+from autoddl.planner.question import rebuild
+from autoddl.pricing.space import variables
+from autoddl.schedule.traffic import traffic
+
+UNET = str(Path(zoo.__file__).parents[2] / "examples" / "unet.py")
+ROWS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(2)", "*pool*: machine=S(2)", "*pool*: pair=S(2)")
+BLOCKS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(3)", "*norm*: machine=S(2)")
+
+
+def planned(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, int]:
+    """A plan, what it is of, and how many halos it sends."""
+    made = Factory(file, name, dict(sizes))
+    model, sample = made.build()
+    plan = autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), pins=pins)
+    graph = add_hubs(capture(*made.build()).graph)
+    return plan, made, sum(one.kind == HALO for one in traffic(plan, graph))
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("pins,sizes", [(ROWS, {"B": 1, "side": 42})],
+                     [(BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}), (ROWS, {"B": 2})])
+def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pins: tuple[str, ...],
+                                                                             sizes: dict[str, int]) -> None:
+    plan, made, halos = planned(zoo.__file__, "segmenter", pins, **sizes)
+    assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+    checked = verified(plan, made)
+    assert halos >= 8 and checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+def test_the_search_splits_one_large_image() -> None:
+    plan, made, halos = planned(UNET, "unet", (), batch=1, side=128)
+    checked = verified(plan, made)
+    assert halos > 10 and checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_no_image_is_split_where_every_rank_has_one(batch: int) -> None:
+    graph = add_hubs(capture(*zoo.segmenter(B=batch, side=16)).graph)
+    found = variables(graph, Mesh.parse("x=2,y=2"))
+    assert any(choice.inner for one in found for choice in one.choices if isinstance(one.item, Op)
+               and one.item.target in WINDOWED) == (batch == 3)
