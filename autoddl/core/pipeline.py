@@ -1,7 +1,7 @@
 """Schedules of pipelines: which rank runs which stage on which microbatch, and in which order.
 
-A schedule is a list of actions per rank. A stage is on one rank per pipe, and a microbatch goes through one pipe. The
-text of a schedule of two ranks and two microbatches (`Schedule.parse`):
+A schedule is a list of actions per rank. A stage is on one rank per pipe, and a microbatch goes through one pipe. So a
+stage has a copy in every pipe. The text of a schedule of two ranks and two microbatches (`Schedule.parse`):
 
     microbatches 2, stages on ranks 0 1
     rank 0: 0F0 0F1 0B0 0B1
@@ -33,8 +33,8 @@ from typing import Literal, NamedTuple, cast
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Action", "Flight", "Kind", "Schedule", "check_schedule", "flights_of", "live_activations", "needs",
-           "peak_activations"]
+__all__ = ["Action", "Flight", "Kind", "Schedule", "check_copies", "check_schedule", "first_ranks", "flights_of",
+           "live_activations", "needs", "peak_activations"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -82,6 +82,11 @@ class Schedule:
     def stages(self) -> int:
         """Number of stages of a pipe."""
         return len(self.placement[0])
+
+    @property
+    def pipes(self) -> int:
+        """Number of pipes, and so of copies of a stage."""
+        return len(self.placement)
 
     def rank(self, action: Action) -> int:
         """The rank that runs `action`."""
@@ -153,15 +158,40 @@ def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
 
 
 def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
-    """By stage of a schedule with one pipe, the most microbatches in flight, and the most that wait for W."""
+    """By stage, the most microbatches in flight in any of its copies, and the most that wait for W there."""
     late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, []
-    for stage, rank in enumerate(schedule.placement[0]):
-        alone = [float(s == stage) for s in range(schedule.stages)]
-        most = round(peak_activations(schedule, alone)[rank])
-        own = [one for one in schedule.actions[rank] if one.stage == stage]
-        waits = accumulate((one in late) - (one.kind == "W") for one in own)
-        found.append(Flight(most, max(waits, default=0)))
+    for stage in range(schedule.stages):
+        alone, ranks = [float(s == stage) for s in range(schedule.stages)], {pipe[stage] for pipe in schedule.placement}
+        most = [round(peak) for rank, peak in enumerate(peak_activations(schedule, alone)) if rank in ranks]
+        own = ([one for one in schedule.actions[rank] if one.stage == stage] for rank in ranks)
+        waits = [max(accumulate((one in late) - (one.kind == "W") for one in row), default=0) for row in own]
+        found.append(Flight(max(most), max(waits)))
     return tuple(found)
+
+
+def first_ranks(schedule: Schedule) -> tuple[int, ...]:
+    """By stage, the first rank that has it. Stages with the same first rank have all ranks in common (`check_copies`).
+    """
+    return tuple(min(pipe[stage] for pipe in schedule.placement) for stage in range(schedule.stages))
+
+
+def check_copies(schedule: Schedule) -> None:
+    """Raises InputError where the copies of stages cannot be planned and run as one stage each.
+
+    A rank has no stage twice, and ranks that have a stage in common have all of them in common. So they need the same
+    memory. Every pipe has equally many microbatches, so copies run equally many. No backward is split.
+    """
+    if schedule.pipes == 1:
+        return
+    every = [(rank, s) for pipe in schedule.placement for s, rank in enumerate(pipe)]
+    stages = {rank: frozenset(s for at, s in every if at == rank) for rank, _ in every}
+    counts = {sum(one.pipe == pipe and one.stage == 0 and one.kind == "F" for one in schedule)
+              for pipe in range(schedule.pipes)}
+    if len(set(every)) < len(every) or len(counts) > 1 or any(one.kind == "W" for one in schedule) or any(
+            a & b and a != b for a in stages.values() for b in stages.values()):
+        raise InputError(f"the copies of stages in the {schedule.pipes} pipes of this schedule differ: a rank has a "
+                         "stage once, ranks with one stage in common have all, and pipes run equally many "
+                         "microbatches, whose backward is not split; take chimera:1")
 
 
 def check_schedule(schedule: Schedule) -> None:

@@ -22,8 +22,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import needed_ops
 
-__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "crossing", "cut_graph", "shared_here",
-           "shared_parameters", "transfers_of"]
+__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "check_updates", "crossing", "cut_graph", "readers_of",
+           "shared_here", "shared_parameters", "transfers_of"]
 
 SEND = "autoddl.send"
 """Hands a tensor on to another stage of a pipeline."""
@@ -120,12 +120,17 @@ def crossing(graph: Graph) -> tuple[frozenset[int], ...]:
 
 def shared_parameters(stages: Sequence[StageGraph]) -> dict[str, tuple[int, ...]]:
     """The parameters that several stages read, with these stages; the first owns it."""
+    return {fqn: where for fqn, where in readers_of(stages).items() if len(where) > 1}
+
+
+def readers_of(stages: Sequence[StageGraph]) -> dict[str, tuple[int, ...]]:
+    """Every parameter, with the stages that read it."""
     found: dict[str, list[int]] = {}
     for s, stage in enumerate(stages):
         for tensor in stage.graph.tensors:
             if tensor.kind is Kind.PARAMETER:
                 found.setdefault(tensor.fqn, []).append(s)
-    return {fqn: tuple(where) for fqn, where in found.items() if len(where) > 1}
+    return {fqn: tuple(where) for fqn, where in found.items()}
 
 
 def shared_here(stages: Sequence[StageGraph], placement: Sequence[int]) -> dict[str, tuple[tuple[int, ...], ...]]:
@@ -139,6 +144,13 @@ def shared_here(stages: Sequence[StageGraph], placement: Sequence[int]) -> dict[
         if any(len(part) > 1 for part in parts):
             found[fqn] = tuple(part for part in parts if len(part) > 1)
     return found
+
+
+def check_updates(graph: Graph, pipes: int) -> None:
+    """Raises InputError where steps update a buffer and several pipes would update a copy of it each."""
+    if pipes > 1 and graph.updates:
+        raise InputError(f"buffer {graph.tensors[graph.updates[0][0]].fqn} is updated by every microbatch, and "
+                         f"{pipes} pipes would update a copy each: take 1f1b")
 
 
 def cut_graph(graph: Graph, cuts: Sequence[int]) -> tuple[StageGraph, ...]:

@@ -26,6 +26,7 @@ from autoddl.cost_models import moved_by
 from autoddl.explain.compare_run import check_record, graph_of_plan, planned_traffic
 from autoddl.explain.record_statistics import later
 from autoddl.schedule.moved_bytes import algorithm_of
+from autoddl.schedule.stage_lanes import copies_of
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["SIZES", "LevelBytes", "MessageRow", "level_bytes", "message_rows"]
@@ -89,7 +90,7 @@ def message_rows(plan: Plan, record: Record | None = None) -> tuple[MessageRow, 
     if record is not None:
         check_record(plan, record)
     graph = graph_of_plan(plan)
-    ranks = sorted({stage.ranks[0] for stage in plan.pipeline.stages}) if plan.pipeline else [0]
+    ranks = sorted({one.first for one in copies_of(plan.pipeline)}) if plan.pipeline else [0]
     return tuple(row for rank in ranks for row in _rows(
         plan, rank, planned_traffic(plan, graph, rank), None if record is None else _recorded(record, rank)))
 

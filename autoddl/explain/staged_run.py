@@ -15,15 +15,16 @@ from statistics import fmean, median
 
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
-from autoddl.core.plan import Plan
+from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.compare_run import check_record, differences, graph_of_plan, lacking, planned_traffic
 from autoddl.explain.record_statistics import Pair, later, typical
 from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step
+from autoddl.schedule.stage_lanes import copies_of
 
 __all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
-           "ranks_text", "stage_beginnings"]
+           "ranks_of_stage", "ranks_text", "stage_beginnings", "stages_there"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +115,22 @@ def _ranks(plan: Plan, part: int) -> range:
     return range(part * size, (part + 1) * size)
 
 
-def _stages(plan: Plan, part: int) -> tuple[int, ...]:
+def ranks_of_stage(pipeline: Pipeline, stage: int) -> str:
+    """The ranks that have a stage, in every pipe: `0-3`, or `0-3 and 12-15`."""
+    size = pipeline.stages[stage].plan.mesh.size
+    return " and ".join(f"{one.first}-{one.first + size - 1}" for one in copies_of(pipeline) if one.stage == stage)
+
+
+def stages_there(plan: Plan, part: int) -> tuple[int, ...]:
+    """The stages that a part of the cluster has, by its place on the axis along which stages lie."""
     assert plan.pipeline is not None
-    return tuple(k for k, stage in enumerate(plan.pipeline.stages) if stage.ranks[0] == _ranks(plan, part)[0])
+    return tuple(sorted(one.stage for one in copies_of(plan.pipeline) if one.first == _ranks(plan, part)[0]))
 
 
 def _figures(plan: Plan, part: int) -> tuple[float, float, float]:
     """Predicted seconds of computing, waiting and updating on the ranks of a part."""
     assert plan.pipeline is not None
-    own = [plan.pipeline.stages[k].plan.predicted for k in _stages(plan, part)]
+    own = [plan.pipeline.stages[k].plan.predicted for k in stages_there(plan, part)]
     compute, update = sum(one.compute for one in own), sum(one.update for one in own)
     return compute, max(0.0, plan.predicted.seconds - compute - update), update
 
@@ -154,7 +162,7 @@ def _part(plan: Plan, part: int, steps: tuple[RecordedStep, ...]) -> PartRow:
     def computed(step: RecordedStep) -> float:
         return step.seconds - step.exposed - step.during("update")
 
-    return PartRow(ranks_text(plan, part), _stages(plan, part), Pair(compute, typical(own, computed)),
+    return PartRow(ranks_text(plan, part), stages_there(plan, part), Pair(compute, typical(own, computed)),
                    Pair(waiting, typical(own, lambda step: step.exposed)),
                    Pair(update, typical(own, lambda step: step.during("update"))))
 

@@ -30,37 +30,40 @@ __all__ = ["SharedGradients", "clip_gradients"]
 
 
 class SharedGradients:
-    """The parameters of this rank that other stages have too; `lanes` are those of their gradients, of all ranks."""
+    """The parameters of this rank that other ranks have too; `lanes` are those of their gradients, of all ranks."""
 
     def __init__(self, lanes: Sequence[Lane], runners: Mapping[int, ProgramRunner], transport: StageTransport) -> None:
-        self._transport, self._runners = transport, runners
-        self._lanes = [one for one in lanes if {one.source.stage, one.target.stage} & runners.keys()]
-        self._stored = {(one.target.stage, one.name): runners[one.target.stage].stored[one.name]
-                        for one in lanes if one.target.stage in runners}
-        self._before: dict[tuple[int, str], Tensor | None] = {}
+        self._transport = transport
+        self._rank = transport.rank
+        self._lanes = [one for one in lanes if one.source.has(self._rank) or one.target.has(self._rank)]
+        self._own = {one.name: one.target for one in lanes if one.target.has(self._rank)}
+        self._stored = {name: runners[end.stage].stored[name] for name, end in self._own.items()}
+        self._before: dict[str, Tensor | None] = {}
 
     def begin(self) -> None:
         """Called before a step: puts the gradients of earlier steps aside, which are sums already."""
-        for key, one in self._stored.items():
-            self._before[key] = one.parameter.grad
+        for name, one in self._stored.items():
+            self._before[name] = one.parameter.grad
             one.parameter.grad = None
 
     @torch.no_grad()
     def finish(self) -> None:
         """Called after the last backward of this rank: .grad becomes the sum over the stages, and what was before."""
-        arrivals: dict[tuple[int, str], dict[int, Arrival]] = {key: {} for key in self._stored}
+        arrivals: dict[str, dict[tuple[int, int], Arrival]] = {name: {} for name in self._stored}
         for lane in self._lanes:  # in one order for both ends
-            if lane.source.stage in self._runners:
-                self._transport.send(lane, 0, _piece(self._stored[lane.source.stage, lane.name]))
+            if lane.source.has(self._rank):
+                self._transport.send(lane, 0, _piece(self._stored[lane.name]))
             else:
-                arrivals[lane.target.stage, lane.name][lane.source.stage] = self._transport.receive(lane, 0)
-        for key, stored in self._stored.items():
-            pieces = {key[0]: _piece(stored)} | {s: arrival.wait() for s, arrival in arrivals[key].items()}
-            first, *others = (pieces[s] for s in sorted(pieces))
+                arrivals[lane.name][lane.source.stage, lane.source.first] = self._transport.receive(lane, 0)
+        for name, stored in self._stored.items():
+            own = self._own[name]
+            pieces = {(own.stage, own.first): _piece(stored)} | {
+                end: arrival.wait() for end, arrival in arrivals[name].items()}
+            first, *others = (pieces[end] for end in sorted(pieces))
             total = first.clone()
             for piece in others:
                 total.add_(piece)
-            stored.parameter.grad = self._before.pop(key)
+            stored.parameter.grad = self._before.pop(name)
             stored.deposit(total)
 
 

@@ -280,7 +280,7 @@ def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, dev
     inputs = tuple(t for t in captured.graph.tensors if t.kind is Kind.INPUT)
     whole = Layout.broadcast(runner.plan.mesh)
     layouts = {t.fqn: runner.plan.inputs.get(t.fqn, whole) for t in runner.graph.tensors if t.kind is Kind.INPUT}
-    return Batches(module.forward, inputs, captured.spec, layouts, runner.groups, device, runner.plan.microbatches,
+    return Batches(module.forward, inputs, captured.spec, layouts, runner.groups, device, runner.parts,
                    program)
 
 

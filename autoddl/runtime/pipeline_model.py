@@ -10,6 +10,9 @@ the gradients of what was received in their leaves.
 
 What is sent goes behind its action, and receives are posted an action ahead where tags tell messages apart. A tensor
 that was sent is let go where the schedule says that it has arrived.
+
+With several pipes a rank has a stage of each, none of them twice. It runs the microbatches of the pipe through it. So
+what a rank does with a stage follows from the lanes that begin or end on this rank.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -27,7 +30,7 @@ from autoddl.core.graph import RECEIVE
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.plan import Plan
-from autoddl.core.stages import cut_graph, shared_parameters
+from autoddl.core.stages import cut_graph, readers_of
 from autoddl.runtime.batches import Batches, LocalBatch
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Recorder
@@ -40,7 +43,7 @@ from autoddl.runtime.program_runner import Asked, ProgramRunner, place_buffers
 from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
 from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions
-from autoddl.schedule.stage_lanes import Lane, lanes_of, links_of, stage_traffic
+from autoddl.schedule.stage_lanes import Lane, copies_of, lanes_of, links_of, stage_traffic
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["PipelineModel"]
@@ -90,41 +93,46 @@ class PipelineModel(ParallelModel):
         for s, groups in stages.groups.items():
             runners[s] = ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
                                        add_hubs(parts[s].graph), groups, device, recorder, compile_stretch,
-                                       any(stage == s for stage, _ in self._apart), here)
+                                       any(stage == s for stage, _ in self._apart), here, plan.microbatches)
             here = runners[s].stored | here
         take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
                                          device, recorder, stages.timeout)
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
+        self._each = plan.microbatches // schedule.pipes
         self._batches = {s: batches_of(module, captured, runner, device) for s, runner in runners.items()}
-        links = links_of(self._lanes)
-        row = schedule.placement[0][next(iter(runners))]
+        links, row = links_of(self._lanes), stages.rank // next(iter(stages.groups.values())).mesh.size
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned)
         self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
+        self._parts = [sorted({one.microbatch for one in schedule if one.pipe == pipe})
+                       for pipe in range(schedule.pipes)]
         self._homes: dict[str, int] = {}
         for s, part in enumerate(parts):
             outputs = captured_stage(captured, part).outputs[1:]
             for name in computed_outputs(part.graph, captured.returned.names[1:], outputs):
                 self._homes.setdefault(name, s)
-        theirs = [fqn for fqn, where in shared_parameters(parts).items() if where[0] not in runners]
+        theirs = [fqn for fqn, where in readers_of(parts).items() if schedule.placement[0][where[0]] != row]
         self.copies = frozenset(name for part in parts for one in part.graph.tensors if one.fqn in theirs
                                 for name in (one.fqn, *one.aliases))
 
     def _stage(self, s: int, runner: ProgramRunner) -> _Stage:
         """The lanes of a stage: by received tensor, and in the order of what it sends with those of the gradients."""
-        ways = {(one.way, one.name, one.source.stage, one.target.stage): one for one in self._lanes}
-        takes = {}
+        rank, takes = self._joined.rank, dict[int, Lane]()
+        here = {(one.way, one.name, one.source.stage): one for one in self._lanes
+                if one.target.stage == s and one.target.has(rank)}
+        there = {(one.way, one.name, one.target.stage): one for one in self._lanes
+                 if one.source.stage == s and one.source.has(rank)}
         for op in runner.graph.ops:
             if op.target == RECEIVE:
                 t, source = op.outputs[0], op.arg("stage")
-                takes[t] = ways["forward", runner.graph.tensors[t].name, int(source), s]  # type: ignore[arg-type]
-        back = {lane: ways["backward", lane.name, s, lane.source.stage] for lane in takes.values()
-                if ("backward", lane.name, s, lane.source.stage) in ways}
-        gives = [(one, ways.get(("backward", one.name, one.target.stage, s))) for one in self._lanes
-                 if one.way == "forward" and one.source.stage == s]
+                takes[t] = here["forward", runner.graph.tensors[t].name, int(source)]  # type: ignore[arg-type]
+        back = {lane: there["backward", lane.name, lane.source.stage] for lane in takes.values()
+                if ("backward", lane.name, lane.source.stage) in there}
+        gives = [(one, here.get(("backward", one.name, one.target.stage))) for one in there.values()
+                 if one.way == "forward"]
         return _Stage(runner, takes, gives, back)
 
     def _listed(self, made: StageActions, row: int) -> _List:
@@ -139,7 +147,8 @@ class PipelineModel(ParallelModel):
         """The lanes of what an action sends or receives."""
         way, s = "forward" if one.action.kind == "F" else "backward", one.action.stage
         ends = (s, one.other) if one.way == ">" else (one.other, s)
-        return [lane for lane in self._lanes if lane.way == way and (lane.source.stage, lane.target.stage) == ends]
+        return [lane for lane in self._lanes if lane.way == way and (lane.source.stage, lane.target.stage) == ends
+                and (lane.source if one.way == ">" else lane.target).has(self._joined.rank)]
 
     def _train(self, batch: LocalBatch) -> Tensor:
         self._shared.begin()
@@ -150,25 +159,27 @@ class PipelineModel(ParallelModel):
     def _evaluate(self, batch: LocalBatch, asked: Asked) -> dict[str, Tensor]:
         if not asked.whole:
             raise InputError("a plan with stages gives outputs whole: leave out whole=False")
-        found: dict[str, list[Tensor]] = {name: [] for name in asked.names}
+        found: dict[str, dict[int, Tensor]] = {name: {} for name in asked.names}
         losses = self._run(self._forwards, batch, partial(self._forward_alone, asked, found))
         loss = self._told(losses)
         return {LOSS: loss, **{name: self._shown(name, parts) for name, parts in found.items()}}
 
-    def _shown(self, name: str, parts: list[Tensor]) -> Tensor:
-        """An output on every rank: the first rank of its stage tells the others."""
-        t = self.graph.tensors[self._returned[name]]
-        shape = (t.shape[0] * self.plan.microbatches, *t.shape[1:]) if t.shape else ()
-        value = joined(parts).contiguous() if parts else torch.empty(shape, dtype=getattr(torch, t.dtype),
-                                                                     device=self.device)
-        if self._joined.world is not None:
-            assert self.plan.pipeline is not None
-            first = self.plan.pipeline.stages[self._homes[name]].ranks[0]
-            try:
-                torch.distributed.broadcast(value, first, group=self._joined.world)
-            except RuntimeError as error:
-                raise peer_error(f"telling the output {name}", error) from error
-        return value
+    def _shown(self, name: str, parts: Mapping[int, Tensor]) -> Tensor:
+        """An output on every rank: the first rank of its stage tells the others, in every pipe."""
+        assert self.plan.pipeline is not None
+        t, told = self.graph.tensors[self._returned[name]], dict[int, Tensor]()
+        for copy in (one for one in copies_of(self.plan.pipeline) if one.stage == self._homes[name]):
+            numbers = self._parts[copy.pipe]
+            own = [parts[part] for part in numbers if part in parts]
+            value = torch.stack(own) if own else torch.empty(
+                (len(numbers), *t.shape), dtype=getattr(torch, t.dtype), device=self.device)
+            if self._joined.world is not None:
+                try:
+                    torch.distributed.broadcast(value, copy.first, group=self._joined.world)
+                except RuntimeError as error:
+                    raise peer_error(f"telling the output {name}", error) from error
+            told |= dict(zip(numbers, value, strict=True))
+        return joined([told[part] for part in sorted(told)])
 
     def computed(self) -> Collection[str]:
         return self._homes.keys()
@@ -216,25 +227,25 @@ class PipelineModel(ParallelModel):
 
     def _forward(self, stage: _Stage, part: int, pieces: _Pieces, done: _Sent) -> None:
         """Runs the forward of a microbatch through a stage, and leaves what it sends."""
-        parts = self.plan.microbatches
         stage.forwards += 1
         leaves = {lane: self._arrived(lane, part).requires_grad_(lane in stage.back) for lane in stage.takes.values()}
         self._transport.release(done)
         stage.received[part] = leaves
         sent = stage.runner.forward(part, pieces, {t: leaves[lane] for t, lane in stage.takes.items()},
-                                    self._first + self.steps * parts + part, stage.forwards == parts)
+                                    self._first + self.steps * self.plan.microbatches + part,
+                                    stage.forwards == self._each)
         self._leave(part, [lane for lane, _ in stage.gives], sent)
 
-    def _forward_alone(self, asked: Asked, outputs: dict[str, list[Tensor]], stage: _Stage, part: int, pieces: _Pieces,
-                       done: _Sent) -> Tensor | None:
+    def _forward_alone(self, asked: Asked, outputs: dict[str, dict[int, Tensor]], stage: _Stage, part: int,
+                       pieces: _Pieces, done: _Sent) -> Tensor | None:
         """Runs the forward of evaluation, and adds its outputs; returns the loss if the stage has one."""
         stage.forwards += 1
         received = {t: self._arrived(lane, part) for t, lane in stage.takes.items()}
         self._transport.release(done)
         here = Asked(tuple(name for name in asked.names if self._stages.get(self._homes[name]) is stage))
-        found = stage.runner.evaluate(pieces, received, stage.forwards == self.plan.microbatches, here)
+        found = stage.runner.evaluate(pieces, received, stage.forwards == self._each, here)
         for name, value in found.outputs.items():
-            outputs[name].append(value)
+            outputs[name][part] = value
         self._leave(part, [lane for lane, _ in stage.gives], found.sent)
         return found.loss
 
@@ -243,7 +254,7 @@ class PipelineModel(ParallelModel):
         stage.backwards += 1
         gradients = [None if back is None else self._arrived(back, part) for _, back in stage.gives]
         self._transport.release(done)
-        loss = stage.runner.backward(part, gradients, stage.backwards == self.plan.microbatches)
+        loss = stage.runner.backward(part, gradients, stage.backwards == self._each)
         leaves = {stage.back[lane]: x for lane, x in stage.received.pop(part).items() if lane in stage.back}
         self._leave(part, list(leaves), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves.values()])
         return loss
@@ -251,12 +262,12 @@ class PipelineModel(ParallelModel):
     def _backward_of_weights(self, stage: _Stage, part: int) -> None:
         """Computes the gradients of the weights of a stage for a microbatch, whose backward ran before."""
         stage.weights += 1
-        stage.runner.backward_of_weights(part, stage.weights == self.plan.microbatches)
+        stage.runner.backward_of_weights(part, stage.weights == self._each)
 
     def _leave(self, part: int, lanes: Sequence[Lane], made: Sequence[Tensor]) -> None:
         """Keeps what an action made until it is sent; what stays on this rank goes at once."""
         for lane, x in zip(lanes, made, strict=True):
-            if lane.target.stage in self._stages:
+            if lane.target.has(self._joined.rank):
                 self._transport.send(lane, part, x)
             else:
                 self._outgoing[lane, part] = x
@@ -267,16 +278,19 @@ class PipelineModel(ParallelModel):
         return (self._transport.receive(lane, part) if found is None else found).wait()
 
     def _told(self, losses: dict[int, Tensor]) -> Tensor:
-        """The mean of the losses on every rank: the last stage tells the others. All sends are complete then."""
-        loss = mean([losses[part] for part in sorted(losses)]) if losses else None
+        """The mean of the losses on every rank: every pipe's last stage tells the others. All sends are complete then.
+        """
+        own = mean([losses[part] for part in sorted(losses)]) if losses else None
+        pipes, rank = dict[int, Tensor](), self._joined.rank
+        if own is not None:
+            pipes[next(pipe for pipe, parts in enumerate(self._parts) if parts[0] in losses)] = own
         for lane in (one for one in self._lanes if one.way == "loss"):
-            if loss is not None:
-                self._transport.send(lane, 0, loss)
-            elif lane.target.stage in self._stages:
-                loss = self._transport.receive(lane, 0).wait()
+            if lane.source.has(rank):
+                self._transport.send(lane, 0, pipes[lane.pipe])
+            elif lane.target.has(rank):
+                pipes[lane.pipe] = self._transport.receive(lane, 0).wait()
         self._transport.release()
-        assert loss is not None, "the last stage tells its loss to every rank"
-        return loss
+        return mean([pipes[pipe] for pipe in sorted(pipes)])
 
     def _pieces(self, batch: LocalBatch) -> dict[int, Sequence[Any]]:
         """By stage, the pieces of every microbatch."""

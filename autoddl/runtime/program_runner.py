@@ -89,6 +89,7 @@ class ProgramRunner:
         evaluations  the programs of evaluation so far, by the outputs that they return
         splits       whether gradients of weights are computed apart (`backward_of_weights`)
         here         parameters that other programs of this rank store already
+        parts        microbatches of a step, of which other ranks may run some (`core.pipeline`); those of the plan
         compile_stretch    compiles what is computed between two messages, if anything does
 
     Where several microbatches are in flight, buffers get their new values at the end of a forward, else of a backward.
@@ -96,13 +97,14 @@ class ProgramRunner:
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, graph: Graph, groups: Groups,
                  device: torch.device, recorder: Recorder, compile_stretch: Compile | None = None,
-                 splits: bool = False, here: Mapping[str, StoredParameter] = MappingProxyType({})) -> None:
+                 splits: bool = False, here: Mapping[str, StoredParameter] = MappingProxyType({}), parts: int = 0
+                 ) -> None:
         if splits and any(s.regather for s in plan.stored):
             raise InputError("a schedule that splits backward gathers no weight again: plan with more microbatches, or "
                              "take 1f1b")
         self.splits, self._compile = splits, compile_stretch
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
-        self._captured, self._device = captured, device
+        self._captured, self._device, self.parts = captured, device, parts or plan.microbatches
         self._constants = {t: value.to(device) for t, value in captured.constants.items()}
         self._updated = {old for old, _ in graph.updates}
         self._in_flight = plan.in_flight > 1
@@ -212,7 +214,7 @@ class ProgramRunner:
         if not self._token:
             loss = slot.results[0]
             path = slot.lowered.ends[0].backward
-            pairs.append((loss, run_moves(path, torch.full_like(loss, 1 / self.plan.microbatches))))
+            pairs.append((loss, run_moves(path, torch.full_like(loss, 1 / self.parts))))
         return [x for x, _ in pairs], [gradient for _, gradient in pairs]
 
     def _enter(self, direction: str) -> None:

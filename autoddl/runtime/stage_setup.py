@@ -16,13 +16,13 @@ from autoddl.capture.capture import Captured
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import Schedule, check_schedule, flights_of
+from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks, flights_of
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.core.stages import StageGraph, check_updates, cut_graph
 from autoddl.runtime.collectives.process_groups import Groups, StageRanks, connect_stages
 from autoddl.runtime.lowering import communication_axes
 from autoddl.schedule.stage_actions import stage_actions
-from autoddl.schedule.stage_lanes import lanes_of, links_of, stored_apart
+from autoddl.schedule.stage_lanes import copies_of, lanes_of, links_of, stored_apart
 from autoddl.schedule.traffic import traffic
 
 __all__ = ["Stages", "captured_stage", "connected", "names_of", "stage_rows", "take_out"]
@@ -42,9 +42,10 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
     """Raises InputError where the stages do not fit the schedule: other microbatches, ranks, or too few in flight."""
     assert plan.pipeline is not None
     stages = plan.pipeline.stages
-    if schedule.stages != len(stages) or {schedule.microbatches, *(one.plan.microbatches for one in stages)} != {
-            plan.microbatches}:
-        raise InputError(f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches, the "
+    if schedule.stages != len(stages) or schedule.microbatches != plan.microbatches or {
+            one.plan.microbatches * schedule.pipes for one in stages} != {plan.microbatches}:
+        raise InputError(f"the schedule is of {schedule.stages} stages and {schedule.microbatches} microbatches in "
+                         f"{schedule.pipes} pipe{'s' * (schedule.pipes > 1)}, the "
                          f"plan of {len(stages)} and {plan.microbatches}, its stages of "
                          f"{[one.plan.microbatches for one in stages]}: all must be alike; plan again")
     size = plan.mesh.size // len(schedule.actions)
@@ -64,13 +65,16 @@ def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:
     assert plan.pipeline is not None
     ready = dist.is_available() and dist.is_initialized()
     rank, wanted = dist.get_rank() if ready else 0, []
-    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
-        axes = communication_axes(stage.plan, add_hubs(part.graph))
-        wanted.append(StageRanks(stage.plan.mesh, stage.ranks[0], tuple(sorted(axes))))
+    parts, copies = cut_graph(graph, plan.pipeline.cuts), copies_of(plan.pipeline)
+    for copy in copies:
+        stage = plan.pipeline.stages[copy.stage].plan
+        axes = communication_axes(stage, add_hubs(parts[copy.stage].graph))
+        wanted.append(StageRanks(stage.mesh, copy.first, tuple(sorted(axes))))
     world, made = connect_stages(wanted, timeout) if ready else (None, wanted)
-    own = {s: Groups(one.mesh, one.subsets, timeout, plan.pipeline.stages[s].plan.source.get("cluster"), one)
-           for s, one in enumerate(made) if rank in range(*plan.pipeline.stages[s].ranks)}
-    return Stages(rank, world, own, timeout)
+    own = {copy.stage: Groups(one.mesh, one.subsets, timeout,
+                              plan.pipeline.stages[copy.stage].plan.source.get("cluster"), one)
+           for copy, one in zip(copies, made, strict=True) if 0 <= rank - one.first < one.mesh.size}
+    return Stages(rank, world, dict(sorted(own.items())), timeout)
 
 
 def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
@@ -78,10 +82,12 @@ def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
     assert plan.pipeline is not None
     lanes, stages, schedule = lanes_of(plan, graph), plan.pipeline.stages, Schedule.parse(plan.pipeline.schedule)
     check_schedule(schedule)
+    check_copies(schedule)
+    check_updates(graph, schedule.pipes)
     actions = stage_actions(schedule, links_of(lanes))
     _check_stages(plan, schedule)
     parts = cut_graph(graph, plan.pipeline.cuts)
-    apart = stored_apart([stage.plan for stage in stages], parts, schedule.placement[0])
+    apart = stored_apart([stage.plan for stage in stages], parts, first_ranks(schedule))
     if apart is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
                          f"{apart.fqn}, but store other pieces of it: plan again")

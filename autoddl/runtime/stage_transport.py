@@ -79,7 +79,7 @@ class StageTransport:
 
     def __init__(self, group: dist.ProcessGroup | None, rank: int, lanes: Sequence[Lane], parts: int, axis: str,
                  device: torch.device, recorder: Recorder, limit: timedelta) -> None:
-        self._group, self._rank, self._parts, self._axis = group, rank, parts, axis
+        self._group, self.rank, self._parts, self._axis = group, rank, parts, axis
         self._device, self._recorder, self._limit = device, recorder, limit
         self.is_tagged = group is None or dist.get_backend(group) == "gloo"
         self._numbers = {lane: k for k, lane in enumerate(lanes)}
@@ -94,11 +94,11 @@ class StageTransport:
 
     def send(self, lane: Lane, part: int, piece: Tensor) -> None:
         """Starts the messages with this rank's `piece`; what stays on this rank is kept for `receive`."""
-        own = lane.source.local(lane.tensor.shape, self._rank)
+        own = lane.source.local(lane.tensor.shape, self.rank)
         for one in self._messages[lane]:
-            if one.sender == self._rank:
+            if one.sender == self.rank:
                 cut = _box(piece.detach(), own, one.box)
-                if one.receiver == self._rank:
+                if one.receiver == self.rank:
                     self._kept[lane, part] = cut
                 else:
                     sent = self._coded(lane.codec, cut.reshape(1, -1)) if lane.codec else cut.contiguous()
@@ -114,13 +114,13 @@ class StageTransport:
 
     def receive(self, lane: Lane, part: int) -> Arrival:
         """Posts the receives of this rank's piece."""
-        own = lane.target.local(lane.tensor.shape, self._rank)
+        own = lane.target.local(lane.tensor.shape, self.rank)
         piece = torch.empty([size for _, size in own], dtype=getattr(torch, lane.tensor.dtype), device=self._device)
         flights = []
         for one in self._messages[lane]:
-            if one.receiver == self._rank:
+            if one.receiver == self.rank:
                 place = _box(piece, own, one.box)
-                if one.sender == self._rank:
+                if one.sender == self.rank:
                     place.copy_(self._kept.pop((lane, part)))
                 elif lane.codec:
                     size = one.nbytes(lane.tensor.itemsize, lane.codec)

@@ -66,10 +66,14 @@ class StageAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageActions:
-    """`lists[rank]` is what a rank of the pipe does, in order; `placement[stage]` is the rank of a stage."""
+    """`lists[rank]` is what a rank does, in order; `placement[pipe][stage]` is the rank of a stage."""
 
-    placement: tuple[int, ...]
+    placement: tuple[tuple[int, ...], ...]
     lists: tuple[tuple[StageAction, ...], ...]
+
+    def there(self, one: StageAction) -> int:
+        """The rank of the other stage of a send or a receive."""
+        return self.placement[one.action.pipe][one.other]
 
     def __str__(self) -> str:
         rows = (f"rank {rank}: {' '.join(map(str, row))}".rstrip() for rank, row in enumerate(self.lists))
@@ -97,11 +101,8 @@ def sent_by(action: Action, links: Collection[Link]) -> list[int]:
 def stage_actions(schedule: Schedule, links: Collection[Link]) -> StageActions:
     """The list of every rank. Stages on one rank hand over directly, which is no action.
 
-    Raises InputError for a schedule of several pipes, or one that cannot run.
+    Raises InputError for a schedule that cannot run.
     """
-    if len(schedule.placement) > 1:
-        raise InputError(f"the schedule has {len(schedule.placement)} pipes; a plan runs stages that are placed once: "
-                         "take another schedule")
     made = _walk(schedule, links)
     check_stage_actions(made)
     return made
@@ -119,7 +120,7 @@ def _walk(schedule: Schedule, links: Collection[Link]) -> StageActions:
             at[rank] += 1
         for rank, action in ready:
             for other in sent_by(action, links):
-                there = schedule.placement[0][other]
+                there = schedule.placement[action.pipe][other]
                 if there != rank:
                     lists[rank].append(StageAction(action, ">", other))
                     lists[there].append(_receive(action, other))
@@ -127,7 +128,7 @@ def _walk(schedule: Schedule, links: Collection[Link]) -> StageActions:
     stuck = next((row[at[rank]] for rank, row in enumerate(schedule.actions) if at[rank] < len(row)), None)
     if stuck is not None:
         raise InputError(f"the schedule cannot run: {stuck} waits for what never comes; `check_schedule` says why")
-    return StageActions(schedule.placement[0], tuple(map(tuple, lists)))
+    return StageActions(schedule.placement, tuple(map(tuple, lists)))
 
 
 def _receive(action: Action, other: int) -> StageAction:
@@ -159,9 +160,9 @@ def arrived(made: StageActions, rank: int) -> dict[StageAction, list[StageAction
         if one.way == ">":
             open_ones.append(one)
         elif one.way == "<":
-            there = made.placement[one.other]
+            there = made.there(one)
             until = place[there][one.action._replace(stage=one.other)]
-            found[one] = [sent for sent in open_ones if made.placement[sent.other] == there
+            found[one] = [sent for sent in open_ones if made.there(sent) == there
                           and place[there][sent.action._replace(stage=sent.other)] <= until]
             open_ones = [sent for sent in open_ones if sent not in found[one]]
     return found
@@ -180,9 +181,9 @@ def _check_pairs(made: StageActions) -> None:
     received: Mapping[tuple[int, int], list[StageAction]] = defaultdict(list)
     for rank, one in made:
         if one.way == ">":
-            sent[rank, made.placement[one.other]].append(_receive(one.action, one.other))
+            sent[rank, made.there(one)].append(_receive(one.action, one.other))
         elif one.way == "<":
-            received[made.placement[one.other], rank].append(one)
+            received[made.there(one), rank].append(one)
     for a, b in sorted({*sent, *received}):
         here, there = sent.get((a, b), []), received.get((a, b), [])
         for k in range(max(len(here), len(there))):
@@ -213,7 +214,7 @@ def _check_progress(made: StageActions) -> None:
             while at[rank] < len(row) and row[at[rank]].way != "<":
                 one = row[at[rank]]
                 if one.way == ">":
-                    there = made.placement[one.other]
+                    there = made.there(one)
                     if made.lists[there][at[there]:at[there] + 1] != (_receive(one.action, one.other),):
                         break
                     at[there] += 1

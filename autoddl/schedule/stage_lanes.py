@@ -7,6 +7,9 @@ A *lane* is one tensor on its way from a stage to another, in the layouts that b
     shared      the gradient of a parameter that both stages have   once a step, between other ranks
     loss        the loss, from the last stage to any other          once a step
 
+A stage has a copy in every pipe of the schedule. A tensor then has a lane in every pipe. All parameters are shared with
+the copies of their stage, and every pipe tells its part of the loss.
+
 A lane is messages between the ranks of both stages (`stage_messages`). Ranks are those of the whole plan. A rank that
 belongs to both stages keeps its own part. Each message of forward or backward may be coded (`core.codecs`). Stages
 on the same ranks store a parameter that they share once, so the first of them has the lanes.
@@ -14,6 +17,7 @@ on the same ranks store a parameter that they share once, so the first of them h
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from autoddl.core.codecs import CODECS
@@ -21,13 +25,14 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Layout, Mesh, extents
-from autoddl.core.plan import Plan, Stage
-from autoddl.core.stages import StageGraph, cut_graph, shared_here, shared_parameters, transfers_of
+from autoddl.core.pipeline import Schedule
+from autoddl.core.plan import Pipeline, Plan, Stage
+from autoddl.core.stages import StageGraph, cut_graph, readers_of, shared_here, transfers_of
 from autoddl.schedule.stage_actions import Link
 from autoddl.schedule.stage_messages import Box, Message, messages
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
-__all__ = ["End", "Lane", "StoredApart", "lanes_of", "links_of", "stage_traffic", "stored_apart"]
+__all__ = ["Copy", "End", "Lane", "StoredApart", "copies_of", "lanes_of", "links_of", "stage_traffic", "stored_apart"]
 
 Way = Literal["forward", "backward", "shared", "loss"]
 
@@ -41,6 +46,10 @@ class End:
     mesh: Mesh
     first: int
 
+    def has(self, rank: int) -> bool:
+        """Whether `rank` is one of these."""
+        return self.first <= rank < self.first + self.mesh.size
+
     def local(self, shape: tuple[int, ...], rank: int) -> Box:
         """(offset, size) along every dim of the piece of `rank`, which belongs to the stage."""
         return extents(shape, self.layout, self.mesh, self.mesh.coordinate(rank - self.first))
@@ -48,9 +57,16 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A tensor on its way from stage to stage; `name` is that of the tensor in the graph, or of the parameter.
+    """A tensor on its way from stage to stage.
 
-    Its messages to other ranks are sent as `codec`, if it has one.
+        way       what is sent, see above
+        name      of the tensor in the graph, or of the parameter
+        tensor    what is sent of a microbatch, or of the step
+        source    the end that sends
+        target    the end that receives
+        times     how often it is sent in a step
+        pipe      of the schedule; 0 of shared gradients
+        codec     as what messages to other ranks are sent; empty: as they are
     """
 
     way: Way
@@ -58,6 +74,8 @@ class Lane:
     tensor: Tensor
     source: End
     target: End
+    times: int = 1
+    pipe: int = 0
     codec: str = ""
 
     def messages(self) -> list[Message]:
@@ -67,6 +85,21 @@ class Lane:
 
     def __str__(self) -> str:
         return f"{self.way} {self.name} {self.source.stage} -> {self.target.stage}"
+
+
+class Copy(NamedTuple):
+    """A stage in a pipe of the schedule, on the ranks from `first` on."""
+
+    stage: int
+    pipe: int
+    first: int
+
+
+def copies_of(pipeline: Pipeline) -> list[Copy]:
+    """The copies of all stages, pipe after pipe."""
+    placement = Schedule.parse(pipeline.schedule).placement
+    return [Copy(s, pipe, where[s] * stage.plan.mesh.size) for pipe, where in enumerate(placement)
+            for s, stage in enumerate(pipeline.stages)]
 
 
 def links_of(lanes: Sequence[Lane]) -> list[Link]:
@@ -83,20 +116,25 @@ def lanes_of(plan: Plan, graph: Graph) -> tuple[Lane, ...]:
     """
     assert plan.pipeline is not None
     stages, graphs = plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts)
-    return (*_transfers(plan, graph), *_shared(stages, graphs), *_loss(stages, graph.tensors[graph.outputs[0]]))
+    pipes = [list(copies) for _, copies in groupby(copies_of(plan.pipeline), key=lambda copy: copy.pipe)]
+    loss = graph.tensors[graph.outputs[0]]
+    return (*_transfers(plan, graph, pipes), *_shared(stages, graphs, pipes),
+            *(lane for copies in pipes for lane in _loss(stages, loss, copies)))
 
 
-def _transfers(plan: Plan, graph: Graph) -> list[Lane]:
+def _transfers(plan: Plan, graph: Graph, pipes: Sequence[Sequence[Copy]]) -> list[Lane]:
     assert plan.pipeline is not None
     stages, tensors = plan.pipeline.stages, {tensor.name: tensor for tensor in graph.tensors}
-    decisions = [{one.name: one for one in stage.plan.decisions} for stage in stages]
+    decisions, times = [{one.name: one for one in stage.plan.decisions} for stage in stages], \
+        plan.microbatches // len(pipes)
     found = []
-    for one in transfers_of(graph, plan.pipeline.cuts):
-        source = _end(stages, one.source, decisions[one.source][one.sender].inputs[0])
-        target = _end(stages, one.target, decisions[one.target][one.receiver].outputs[0])
-        found.append(Lane("forward", one.tensor, tensors[one.tensor], source, target))
-        if one.gradient:
-            found.append(Lane("backward", one.tensor, tensors[one.tensor], target, source))
+    for pipe, copies in enumerate(pipes):
+        for one in transfers_of(graph, plan.pipeline.cuts):
+            source = _end(stages, copies[one.source], decisions[one.source][one.sender].inputs[0])
+            target = _end(stages, copies[one.target], decisions[one.target][one.receiver].outputs[0])
+            found.append(Lane("forward", one.tensor, tensors[one.tensor], source, target, times, pipe))
+            if one.gradient:
+                found.append(Lane("backward", one.tensor, tensors[one.tensor], target, source, times, pipe))
     codecs = plan.pipeline.codecs
     for lane, codec in codecs.items():
         if lane not in map(str, found) or codec not in CODECS or CODECS[codec].lossless:
@@ -105,14 +143,15 @@ def _transfers(plan: Plan, graph: Graph) -> list[Lane]:
     return [replace(lane, codec=codecs.get(str(lane), "")) for lane in found]
 
 
-def _shared(stages: Sequence[Stage], graphs: Sequence[StageGraph]) -> list[Lane]:
+def _shared(stages: Sequence[Stage], graphs: Sequence[StageGraph], pipes: Sequence[Sequence[Copy]]) -> list[Lane]:
     stored = [{one.fqn: one.layout for one in stage.plan.stored} for stage in stages]
     found = []
-    for fqn, where in shared_parameters(graphs).items():
+    for fqn, where in readers_of(graphs).items():
         tensor = next(one for one in graphs[where[0]].graph.tensors if one.kind is Kind.PARAMETER and one.fqn == fqn)
-        firsts = {stages[s].ranks: s for s in reversed(where)}
-        ends = [_end(stages, s, stored[s].get(fqn, Layout.broadcast(stages[s].plan.mesh)))
-                for s in where if firsts[stages[s].ranks] == s]
+        every = [copies[s] for copies in pipes for s in where]
+        firsts = {copy.first: copy for copy in sorted(every, reverse=True)}
+        ends = [_end(stages, copy, stored[copy.stage].get(fqn, Layout.broadcast(stages[copy.stage].plan.mesh)))
+                for copy in every if firsts[copy.first] == copy]
         if tensor.trained:
             found += [Lane("shared", fqn, tensor.stored, a, b) for a in ends for b in ends if a is not b]
     return found
@@ -148,19 +187,20 @@ def _pieces(plan: Plan, graph: StageGraph, fqn: str) -> list[Box]:
     return [extents(shape, layout, plan.mesh, plan.mesh.coordinate(rank)) for rank in range(plan.mesh.size)]
 
 
-def _loss(stages: Sequence[Stage], loss: Tensor) -> list[Lane]:
-    ends = [_end(stages, s, Layout.broadcast(stage.plan.mesh)) for s, stage in enumerate(stages)]
+def _loss(stages: Sequence[Stage], loss: Tensor, copies: Sequence[Copy]) -> list[Lane]:
+    """The lanes of the loss of one pipe."""
+    ends = [_end(stages, copy, Layout.broadcast(stages[copy.stage].plan.mesh)) for copy in copies]
     firsts = {ends[-1].first}
     found = []
     for end in ends[:-1]:
         if end.first not in firsts:
             firsts.add(end.first)
-            found.append(Lane("loss", loss.name, loss, ends[-1], end))
+            found.append(Lane("loss", loss.name, loss, ends[-1], end, pipe=copies[0].pipe))
     return found
 
 
-def _end(stages: Sequence[Stage], s: int, layout: Layout) -> End:
-    return End(s, layout, stages[s].plan.mesh, stages[s].ranks[0])
+def _end(stages: Sequence[Stage], copy: Copy, layout: Layout) -> End:
+    return End(copy.stage, layout, stages[copy.stage].plan.mesh, copy.first)
 
 
 def stage_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollective, ...]:
@@ -169,16 +209,16 @@ def stage_traffic(plan: Plan, graph: Graph, rank: int) -> tuple[PlannedCollectiv
     `graph` is the captured one, of one microbatch. A message goes over the axis along which the stages lie.
     """
     assert plan.pipeline is not None
-    found = list[PlannedCollective]()
-    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
-        if rank in range(*stage.ranks):
-            found += traffic(stage.plan, add_hubs(part.graph), stage.plan.mesh.coordinate(rank - stage.ranks[0]))
+    found, parts = list[PlannedCollective](), cut_graph(graph, plan.pipeline.cuts)
+    for copy in sorted(copies_of(plan.pipeline)):
+        own = plan.pipeline.stages[copy.stage].plan
+        if 0 <= rank - copy.first < own.mesh.size:
+            found += traffic(own, add_hubs(parts[copy.stage].graph), own.mesh.coordinate(rank - copy.first))
     for lane in lanes_of(plan, graph):
-        times = plan.microbatches if lane.way in ("forward", "backward") else 1
         direction = "forward" if lane.way == "forward" else "backward"
         for one in lane.messages():
             if rank in (one.sender, one.receiver) and one.sender != one.receiver:
                 kind = "send" if rank == one.sender else "receive"
                 nbytes = one.nbytes(lane.tensor.itemsize, lane.codec)
-                found += [PlannedCollective(direction, kind, plan.mesh.names[0], nbytes, str(lane))] * times
+                found += [PlannedCollective(direction, kind, plan.mesh.names[0], nbytes, str(lane))] * lane.times
     return tuple(found)

@@ -25,7 +25,7 @@ from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_byte
 from autoddl.operators.windows import HALO
 from autoddl.schedule import message_programs
 from autoddl.schedule.moved_bytes import group_over, planned_cluster
-from autoddl.schedule.stage_lanes import lanes_of
+from autoddl.schedule.stage_lanes import copies_of, lanes_of
 from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = ["count_uplink_bytes", "leaving_bytes", "rising_bytes"]
@@ -62,17 +62,17 @@ def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tupl
     """
     if plan.pipeline is None:
         return _of_mesh(plan, graph, units)
-    totals = [0.0] * len(units)
-    for stage, part in zip(plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True):
-        own = [range(unit.start - stage.ranks[0], unit.stop - stage.ranks[0]) for unit in units]
-        for i, left in enumerate(_of_mesh(stage.plan, add_hubs(part.graph), own)):
+    totals, parts = [0.0] * len(units), cut_graph(graph, plan.pipeline.cuts)
+    for copy in copies_of(plan.pipeline):
+        own = [range(unit.start - copy.first, unit.stop - copy.first) for unit in units]
+        stage = plan.pipeline.stages[copy.stage].plan
+        for i, left in enumerate(_of_mesh(stage, add_hubs(parts[copy.stage].graph), own)):
             totals[i] += left
     for lane in lanes_of(plan, graph):
-        times = plan.microbatches if lane.way in ("forward", "backward") else 1
         for one in lane.messages():
             for i, unit in enumerate(units):
                 if one.sender in unit and one.receiver not in unit:
-                    totals[i] += one.nbytes(lane.tensor.itemsize, lane.codec) * times
+                    totals[i] += one.nbytes(lane.tensor.itemsize, lane.codec) * lane.times
     return tuple(totals)
 
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.pipeline import Schedule, first_ranks
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -62,7 +63,7 @@ def apart(name: str, plan: Plan) -> StoredApart | None:
     assert plan.pipeline is not None
     stages = plan.pipeline.stages
     return stored_apart([stage.plan for stage in stages], cut_graph(captured(name, plan.microbatches).graph,
-                        plan.pipeline.cuts), [stage.ranks[0] for stage in stages])
+                        plan.pipeline.cuts), first_ranks(Schedule.parse(plan.pipeline.schedule)))
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -132,7 +133,8 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
     return results
 
 
-QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
+QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt2-4", 4, "chimera:1", "one=1", 4),
+         ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
          ("gpt2-4", 4, "zb-v", "one=1", 3)]
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
@@ -150,11 +152,14 @@ SPLIT = [*((name, 2, schedule, "all=2", 4) for name, schedule in (
              ("zb-v", 3), ("zb-v", 4), ("dualpipe-v", 4), ("dualpipe-v", 8)) for mesh in ("one=1", "all=2"))]
 CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "interleaved:2", "one=1", 8),
            ("llama-4", 4, "interleaved:2", "one=1", 4), ("vit-4", 4, "interleaved:2", "all=2", 2)]
+BOTH_WAYS = [(name, 4, "chimera:1", "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping", "t5")
+             for m in (2, 4, 8)] + [(name, 2, "chimera:1", "all=2", m) for name in ("gpt2", "llama", "mixture", "bert")
+                                    for m in (2, 4)]
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 
@@ -262,7 +267,7 @@ def test_stages_that_do_not_fit_are_refused_on_every_rank() -> None:
         other(schedule="microbatches 4, stages on ranks 0 1\nrank 0: 0B0\nrank 1: "),
         replace(plan, fingerprints=plan.fingerprints | {"model": "another"})])
     for said in found:
-        for text, wanted in zip(said, ["the schedule has 2 pipes", "and 2 microbatches, the plan of 2 and 4",
+        for text, wanted in zip(said, ["in 2 pipes, the plan of 2 and 4", "and 2 microbatches in 1 pipe, the plan of 2",
                                        "its stages of [4, 2]", "stage 1 has the ranks (0, 1)",
                                        "planned for 2 microbatches in flight, the schedule has 4", "0B0",
                                        "made for another model"], strict=True):

@@ -57,10 +57,11 @@ def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, m
     stages = []
     for s, (part, first, end) in enumerate(zip(graphs, [0, *cuts], ends, strict=True)):
         place = schedule.placement[0][s]
-        plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh, microbatches=microbatches,
-                           recompute=recompute, flight=flights[s])
+        plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh,
+                           microbatches=microbatches // schedule.pipes, recompute=recompute, flight=flights[s])
         stages.append(Stage((first, end), (place * size, (place + 1) * size), plan))
     return replace(stages[0].plan, mesh=Mesh((Axis("pipe", len(schedule.actions)), Axis("rank", size))), decisions=(),
                    conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, recompute=(),
+                   microbatches=microbatches,
                    fingerprints={"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)},
                    pipeline=Pipeline(name, str(schedule), tuple(stages)))

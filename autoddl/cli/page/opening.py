@@ -9,6 +9,7 @@ from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.axis_splits import AxisSplit
+from autoddl.explain.staged_run import ranks_of_stage
 
 __all__ = ["at_a_glance", "splits"]
 
@@ -106,7 +107,7 @@ def _stages(plan: Plan) -> Html:
     rows = []
     for k, stage in enumerate(plan.pipeline.stages):
         at = f"plan/pipeline/stages/{k}/plan"
-        rows.append((f"stage {k}", f"{stage.ranks[0]} to {stage.ranks[1] - 1}", str(stage.plan.mesh),
+        rows.append((f"stage {k}", ranks_of_stage(plan.pipeline, k), str(stage.plan.mesh),
                      datum(len(stage.plan.decisions), f"{len(stage.plan.decisions):,}", f"stages/{k}/decisions"),
                      seconds(stage.plan.predicted.compute, f"{at}/predicted/compute"),
                      nbytes(stage.plan.predicted.peak_bytes, f"stages/{k}/peak_bytes")))

@@ -11,7 +11,7 @@ from typing import Any
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
-from autoddl.explain.staged_run import foreseen_stages, ranks_text
+from autoddl.explain.staged_run import foreseen_stages, ranks_text, stages_there
 
 __all__ = ["draw_pipeline"]
 
@@ -88,8 +88,8 @@ def _memory(axes: Any, plan: Plan, parts: int) -> None:
     assert plan.pipeline is not None
     colors: dict[str, str] = {}
     ends = [0.0] * parts
-    for k, stage in enumerate(plan.pipeline.stages):
-        y = k % parts
+    for y, k in [(part, k) for part in range(parts) for k in stages_there(plan, part)]:
+        stage = plan.pipeline.stages[k]
         for kind, nbytes in stage.plan.predicted.nbytes.items():
             label = kind if kind not in colors else None
             axes.barh(y, nbytes / 1e9, left=ends[y] / 1e9, color=colors.setdefault(kind, f"C{len(colors)}"),
@@ -100,14 +100,13 @@ def _memory(axes: Any, plan: Plan, parts: int) -> None:
     axes.axvline(plan.budget / 1e9, linestyle="--", linewidth=0.8, color="black",
                  label=f"budget, {show_bytes(plan.budget)}" + ", not in the picture" * (not near))
     axes.set_xlim(0.0, 1.05 * (plan.budget if near else max(ends)) / 1e9)
-    axes.set_yticks(range(parts), [f"{ranks_text(plan, part)}, {_stages(plan, part, parts)}" for part in range(parts)],
+    axes.set_yticks(range(parts), [f"{ranks_text(plan, part)}, {_stages(plan, part)}" for part in range(parts)],
                     fontsize=8)
     axes.set_xlabel("GB at the peak of a rank")
     axes.invert_yaxis()
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(colors) + 1, fontsize=8)
 
 
-def _stages(plan: Plan, part: int, parts: int) -> str:
-    assert plan.pipeline is not None
-    own = [str(k) for k in range(part, len(plan.pipeline.stages), parts)]
+def _stages(plan: Plan, part: int) -> str:
+    own = [str(k) for k in stages_there(plan, part)]
     return f"stage{'s' * (len(own) > 1)} {', '.join(own)}"

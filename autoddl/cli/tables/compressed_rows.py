@@ -10,7 +10,7 @@ from autoddl.core.sparse import RENEWED
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.units import show_bytes
 from autoddl.schedule.moved_bytes import moved_bytes
-from autoddl.schedule.stage_lanes import stage_traffic
+from autoddl.schedule.stage_lanes import copies_of, stage_traffic
 from autoddl.schedule.traffic import traffic
 
 __all__ = ["compressed_rows", "sparse_rows"]
@@ -53,8 +53,9 @@ def _sent(plan: Plan, graph: Graph) -> float:
     """Bytes that rank 0 sends in a step; `graph` is the captured one."""
     if plan.pipeline is None:
         return sum(moved_bytes(plan, one.kind, one.axes, one.nbytes) for one in traffic(plan, add_hubs(graph)))
-    own = sum(_sent(stage.plan, part.graph) for stage, part in zip(
-        plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts), strict=True) if stage.ranks[0] == 0)
+    stages, parts = plan.pipeline.stages, cut_graph(graph, plan.pipeline.cuts)
+    own = sum(_sent(stages[one.stage].plan, parts[one.stage].graph) for one in copies_of(plan.pipeline)
+              if one.first == 0)
     return own + sum(one.nbytes for one in stage_traffic(plan, graph, 0) if one.kind == "send")
 
 

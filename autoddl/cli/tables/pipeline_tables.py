@@ -19,9 +19,10 @@ from autoddl.core.errors import InputError
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
-from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
+from autoddl.explain.staged_run import foreseen_stages, ranks_of_stage, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.staged_steps import StagedStep
+from autoddl.schedule.stage_lanes import copies_of
 
 __all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
            "without_stages"]
@@ -54,7 +55,7 @@ def pipeline_table(plan: Plan) -> RenderableType:
 
 def _stage_count(pipeline: Pipeline) -> str:
     """Says how many stages there are, and on how many parts of the cluster where some share one."""
-    stages, parts = len(pipeline.stages), len({stage.ranks for stage in pipeline.stages})
+    stages, parts = len(pipeline.stages), len({one.first for one in copies_of(pipeline)})
     return f"{stages} stages" if parts == stages else f"{stages} stages on {parts} parts of the cluster"
 
 
@@ -87,7 +88,7 @@ def _stages(plan: Plan, step: StagedStep) -> Table:
     table = columns("stage", "ranks", "begins with", "mesh", "forward", "backward", "once a step", "sends", "in flight",
                     "peak")
     for k, (stage, one) in enumerate(zip(plan.pipeline.stages, step.stages, strict=True)):
-        table.add_row(str(k), f"{stage.ranks[0]}-{stage.ranks[1] - 1}", beginnings[k], str(stage.plan.mesh),
+        table.add_row(str(k), ranks_of_stage(plan.pipeline, k), beginnings[k], str(stage.plan.mesh),
                       show_seconds(one.forward), show_seconds(one.backward + one.weight),
                       show_seconds(one.gather + one.reduce + one.update),
                       show_seconds(step.transfers[k]) if k < len(step.transfers) else "-", str(stage.plan.in_flight),
