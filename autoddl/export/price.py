@@ -151,7 +151,7 @@ def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
     graph = task.variant(given.microbatches).original
     stages, cuts = given.all_stages, subject.cuts(given.layers, given.all_stages)
     splits = splits_backward(given.schedule)
-    where = Staged(cuts, given.schedule, given.microbatches).placement if splits and stages > given.stages else ()
+    where = Staged(cuts, given.schedule, given.microbatches).pipes
     found: list[Plan] = []
     problems: list[AutoDDLError] = []
     for policy in task.options.recompute:

@@ -126,7 +126,7 @@ class PlanOptions:
     """Numbers of stages of a pipeline to choose from, rising, each once; 1 is a plan without stages."""
 
     schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe, "
-                                        "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v",
+                                        "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v, chimera:1",
                                         metavar="NAME,NAME,...", written=str)
     """Schedules of a pipeline to choose from, as text (`core.pipeline_schedules`), each once."""
 

@@ -25,7 +25,7 @@ from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
 from autoddl.planner.unused_options import check_of_model
-from autoddl.pricing.price import Counts, Ports
+from autoddl.pricing.price import Copies, Counts, Ports
 
 if TYPE_CHECKING:
     from torch import nn
@@ -65,6 +65,8 @@ class PlanTask:
     """How often seconds count; None: as often as they come in a step (`Pricing`)."""
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted (`Pricing`)."""
+    copies: Copies | None = None
+    """What copies of this stage exchange; None: it is not counted (`Pricing`)."""
     notes: tuple[str, ...] = ()
     """Lines on what is around the module and not in the graph."""
 

@@ -164,12 +164,17 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
 
 
 def _own_seconds(pricing: Pricing, variable: Variable) -> tuple[Cells, tuple[Classes, ...]]:
-    """Seconds that a variable costs by itself: an op its kernels, a parameter its update, a hub nothing."""
+    """Seconds that a variable costs by itself: an op its kernels, a parameter its update and exchange, a hub nothing.
+    """
     every = np.arange(len(variable.choices))
     if isinstance(variable.item, Tensor):
         layouts = [choice.outputs[0] for choice in variable.choices]
-        known = {layout: update_seconds(pricing, variable.item, layout) for layout in set(layouts)}
-        return Cells.of(np.array([known[layout] for layout in layouts]) * pricing.times.update), (every,)
+        known = {layout: update_seconds(pricing, variable.item, layout) * pricing.times.update
+                 for layout in set(layouts)}
+        if pricing.copies is not None:
+            known = {layout: seconds + pricing.copies.seconds(variable.item, layout, pricing.mesh)
+                     * pricing.times.reduce for layout, seconds in known.items()}
+        return Cells.of(np.array([known[layout] for layout in layouts])), (every,)
     if variable.item.target == HUB:
         return zero_cells((len(variable.choices),)), (every,)
     seconds, classes = _op_seconds(pricing, variable.item, variable.choices)

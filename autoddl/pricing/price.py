@@ -62,8 +62,8 @@ from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["Counts", "Ports", "Pricing", "add_seconds", "cast_seconds", "end_seconds", "routes_of", "steps_of",
-           "update_seconds"]
+__all__ = ["Copies", "Counts", "Ports", "Pricing", "add_seconds", "cast_seconds", "end_seconds", "routes_of",
+           "steps_of", "update_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,14 @@ class Ports(Protocol):
         ...
 
 
+class Copies(Protocol):
+    """Seconds in which copies of a stage exchange the gradients of a parameter, by the layout that they store it in."""
+
+    def seconds(self, tensor: Tensor, layout: Layout, mesh: Mesh) -> float:
+        """Seconds of the exchange, once a step."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Pricing:
     """Everything besides the choices that a price depends on."""
@@ -127,6 +135,8 @@ class Pricing:
     """Messages that may be coded, as text (`core.codecs`); a step is where that is faster."""
     sparse: float = 0.0
     """The part of a gradient's values that a sparse sum may send (`core.sparse`); 0: there is none."""
+    copies: Copies | None = None
+    """What copies of this stage exchange; None: it is not counted."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others: those that run again are so in kernels by hand alone."""
     narrow: Mapping[str, Cast] = field(init=False, compare=False)

@@ -46,7 +46,7 @@ def refused(said: Said, pattern: str, code: int = 2) -> None:
     (4, "--cut blocks.1 --stages 4", "1 cuts make 2 stages, and stages asks for 4: leave it out", 2),
     (4, "--stages 4 --schedule interleaved:2 --microbatches 2 --set layers=8", "2 microbatches are no multiple", 2),
     (2, "--stages 2 --schedule zb-h1", "one microbatch has no other: take 1f1b, or more microbatches", 2),
-    (2, "--stages 2 --schedule chimera:1 --microbatches 2", "chimera:1 cannot be planned yet, only drawn", 2),
+    (2, "--stages 2 --schedule chimera:1 --microbatches 1", "chimera:1: 2 ranks and 1 microbatches", 2),
     (2, "--stages 2 --schedule 2f2b", "'2f2b' is no schedule; write gpipe, 1f1b", 2),
     (2, "--stages 2 --mesh net=2", "mesh 'net=2' has 2 ranks, cluster pair/2 has 1 devices", 2),
     (2, "--stages 2 --pin 'tail.*: one=B'", "pin 'tail.*: one=B' matches no parameter and no module", 2),

@@ -69,6 +69,12 @@ def test_no_bound_is_above_the_best_where_backward_is_split(schedule: str) -> No
     assert sum(x < 1e-3 for x in above) >= 0.5 * len(above), above
 
 
+@parametrize_or_slow("seed", [4], [0, 2, 6])
+def test_no_bound_is_above_the_best_where_stages_have_copies(seed: int) -> None:
+    """Two pipes in opposite directions: what their copies exchange is priced, and traded with layouts."""
+    assert _check(seed, "chimera:1") < 1e-2
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_no_bound_is_above_the_best_of_all_cuts_and_layouts() -> None:

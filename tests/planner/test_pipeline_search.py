@@ -190,7 +190,7 @@ def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:
     ({"stages": (8,)}, "whole factors"), ({"stages": (4,), "cut": ("h.1",)}, "make 2 stages"),
     ({"stages": (2,), "schedule": ("2f2b",)}, "no schedule"), ({"cut": ("nowhere",)}, "no cut at 'nowhere'"),
     ({"stages": (0,)}, "at least 1"), ({"stages": (2,), "overlap": True}, "leave overlap out"),
-    ({"stages": (2,), "schedule": ("chimera:1",), "microbatches": (4,)}, "cannot be planned yet"),
+    ({"stages": (2,), "schedule": ("chimera:2",), "microbatches": (4,)}, "both have to be multiples of 4"),
     ({"stages": (2,), "microbatches": (3,)}, "3")])
 def test_wrong_options_say_what_is_wrong(options: dict[str, object], words: str) -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)

@@ -33,7 +33,7 @@ def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)
     options = PlanOptions(microbatches=(2,), max_axes=1, workers=1)
     task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
-    part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), splits=True, placement=(0, 1, 1, 0))
+    part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), splits=True, placement=((0, 1, 1, 0),))
     staged = part.staged("zb-v", (1, 2, 3))
     graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     assert shared_here(graphs, staged.placement) == {TIED: ((0, 3),)}

@@ -4,6 +4,7 @@ Of the choices of a stage that give and take its tensors in the same layouts onl
 that no other is below in all seconds: no makespan gets shorter where a second gets longer.
 
 Where a schedule splits backward, the seconds of W are those of the plan of each choice (`schedule.stage_seconds`).
+Where stages have copies, what these exchange is a part of what a choice reduces (`stage_ports.CopyMessages`).
 """
 
 import random
@@ -27,6 +28,7 @@ from autoddl.planner.peaks import Peaks, draft_of
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.stage_plans import stage_task
+from autoddl.planner.pipelines.stage_ports import CopyMessages
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import boundary_seconds, simulated
 from autoddl.planner.task import PlanTask
@@ -104,12 +106,15 @@ def best_pipeline(task: PlanTask, case: Case) -> float:
     for at in places_of(graph, ()):
         staged = Staged((at,), case.schedule, case.microbatches)
         schedule = staged.schedule()
-        every = [list(_choices(task, stage, part, case.microbatches, flight, staged.splits)) for stage, flight in
+        copies = CopyMessages(case.cluster, schedule.placement) if schedule.pipes > 1 else None
+        every = [list(_choices(replace(task, copies=copies), stage, part, case.microbatches // schedule.pipes, flight,
+                               staged.splits)) for stage, flight in
                  zip(cut_graph(graph, staged.cuts), flights_of(schedule), strict=True)]
         for (first, mine), (second, its) in product(*every):
             between = boundary_seconds(case.cluster, (first, second), staged, graph)
             for pair in product(mine, its):
-                if max(case.microbatches * (one.forward + one.backward + one.weight) for one in pair) < best:
+                if max(one.forward + one.backward + one.weight for one in pair) * case.microbatches / schedule.pipes \
+                        < best:
                     best = min(best, simulated(schedule, pair, between).makespan)
     return best
 

@@ -22,7 +22,7 @@ __all__ = ["cut_problem", "likely_problem"]
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
                 ) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
-    m, units, shape = part.microbatches, part.units, (part.stages, part.units)
+    m, units, shape = part.each, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
     whole, known, behind = (np.full(shape, inf) for _ in range(3))
     more = {weights: np.zeros(shape) for weights in (*SINGLES, *PASSES)}
@@ -34,8 +34,9 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
         for n in range(1, units - part.stages + 2):
             begins = _begins(part, s, n)
             at = begins, [a + n for a in begins]
-            total, later = wholes[flight][at].min(), behinds[flight][at].min()
-            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, min(total, later), repeats[at].min() / m
+            later = behinds[flight][at].min()
+            total = max(wholes[flight][at].min(), later)
+            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, later, repeats[at].min() / m
             for weights, values in more.items():
                 values[s, n - 1] = least[weights][at].min()
             forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))

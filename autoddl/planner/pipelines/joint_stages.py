@@ -194,7 +194,7 @@ def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...]) -> _Joint:
 def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graphs: Sequence[StageGraph],
                flights: Sequence[Flight]) -> _Joint | None:
     """The pipeline in which stage s is searched again with these counts; None where that changes nothing or fails."""
-    m = part.microbatches
+    m = part.each
     own = [(1 - MIXED) * x + MIXED * alone for x, alone in zip(waits[s], (m, m, m, 1, 1, 1), strict=True)]
     if not any(waits[s]):
         return None

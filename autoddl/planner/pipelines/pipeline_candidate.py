@@ -241,7 +241,7 @@ class CutSearch:
         stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
         news = self._known(self.part.bound, stages) or self._known(self.part.sharpen, stages)
         one = self._try(cut) if tries or not news else None
-        if not news and cut not in self.blended and self.part.parts < self.part.stages:
+        if not news and cut not in self.blended and self.part.shares:
             news = self._price(cut)
         if not news and one is None:
             news = self._known(self.part.fit, stages)

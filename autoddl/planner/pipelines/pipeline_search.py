@@ -17,7 +17,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
-from autoddl.core.stages import cut_graph
+from autoddl.core.stages import check_updates, cut_graph
 from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Progress
@@ -26,7 +26,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
-from autoddl.planner.pipelines.staged import chunks_of, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import chunks_of, pipes_of, splits_backward, stage_cluster
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 
@@ -60,7 +60,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         policy_blocks(task.graph, policy)
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
-    parts: dict[tuple[int, int, int, bool], StageParts] = {}
+    parts: dict[tuple[int, int, int, bool, int], StageParts] = {}
     tell, began = _teller(progress, searches, len(asked)), perf_counter()
 
     def late() -> bool:
@@ -68,10 +68,10 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         return over and min(best, *(one.seconds for one in searches)) < inf
 
     for d, m, name in asked:
-        key = d, m, chunks_of(name), splits_backward(name)
+        key = d, m, chunks_of(name), splits_backward(name), pipes_of(name)
         try:
             if key not in parts:
-                other = parts.get((*key[:3], not key[3]))
+                other = parts.get((*key[:3], not key[3], key[4]))
                 parts[key] = _part(task, *key, other)
             search = CutSearch(parts[key], name, tell, late)
             search.advance(best)
@@ -164,8 +164,8 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     return pipeline_plan(part.task, staged, plans)
 
 
-def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool, other: StageParts | None
-          ) -> StageParts:
+def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool, pipes: int,
+          other: StageParts | None) -> StageParts:
     """The stages of one candidate, and what `other` stages know that are alike but for whether backward is split.
 
     Raises InputError where the cluster or the model cannot be cut so.
@@ -179,7 +179,9 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
     if len(places) < stages - 1:
         raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
                          "the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    where = generate("zb-v", parts, microbatches).placement[0] if splits and chunks > 1 else ()
+    check_updates(task.graph, pipes)
+    name = f"chimera:{pipes // 2}" if pipes > 1 else "zb-v"
+    where = generate(name, parts, microbatches).placement if pipes > 1 or (splits and chunks > 1) else ()
     if other is not None and other.task == task:
         return other.scheduled(splits, where)
     return StageParts(task, stages, parts, microbatches, places, splits=splits, placement=where)

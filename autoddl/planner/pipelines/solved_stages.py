@@ -81,7 +81,7 @@ class SolvedStages(StageUnits):
 
     def _alone_solved(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts of a stage if nothing else were on its ranks; without a budget where more is."""
-        return self.solve(graph, key, flight) if self.parts == self.stages else SolvedStage(
+        return self.solve(graph, key, flight) if not self.shares else SolvedStage(
             *self._freely(graph, key, flight), binds=False)
 
     def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
@@ -89,7 +89,7 @@ class SolvedStages(StageUnits):
         source, found = self._freely(graph, key, flight)
         if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
             return SolvedStage(source, found, binds=False)
-        made = search_stage(self.task, graph, self.cluster, self.microbatches, flight, self.within)
+        made = search_stage(self.task, graph, self.cluster, self.each, flight, self.within)
         return SolvedStage(graph, made)
 
     def _freely(self, graph: StageGraph, key: str, flight: Flight) -> tuple[StageGraph, Found]:
@@ -97,7 +97,7 @@ class SolvedStages(StageUnits):
         at = key, gathers_stay(flight)
         if at not in self._free:
             free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
-            self._free[at] = graph, search_stage(free, graph, self.cluster, self.microbatches, some, self.within)
+            self._free[at] = graph, search_stage(free, graph, self.cluster, self.each, some, self.within)
         return self._free[at]
 
     @property
@@ -139,9 +139,10 @@ class SolvedStages(StageUnits):
             raise solved.problem
         every = [one.found for one in self._solved.values()] + [found for _, found in self._free.values()]
         within = tuple({str(one.candidate.mesh): one.candidate for one in every if one is not None}.values())
-        tasks = [replace(self.task, counts=counts, ports=ports, budget=budget) for budget in (inf, self.task.budget)]
+        tasks = [replace(self.task, counts=counts, ports=ports, budget=budget, copies=self.copies)
+                 for budget in (inf, self.task.budget)]
         for task in tasks:
-            made = search_stage(task, graph, self.cluster, self.microbatches, flight, within)
+            made = search_stage(task, graph, self.cluster, self.each, flight, within)
             plan = self._planned_alone(solved, graph, made, flight)
             if plan is not None:
                 break
@@ -160,7 +161,7 @@ class SolvedStages(StageUnits):
         return self._plan(source, graph, found, flight), made.bound
 
     def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
-        return Asking(graph, self.cluster, self.microbatches, flight, self.within)
+        return Asking(graph, self.cluster, self.each, flight, self.within)
 
     def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight) -> Plan | None:
         """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
@@ -172,7 +173,7 @@ class SolvedStages(StageUnits):
                     flight: Flight) -> Plan:
         """The plan of a stage with a choice that was made under other counts, and its seconds alone."""
         assert solved.found is not None
-        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        task = stage_task(self.task, graph, self.cluster, self.each)
         one = chosen(task, candidate, solution, {})
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
         alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
@@ -180,7 +181,7 @@ class SolvedStages(StageUnits):
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
         """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
-        task = stage_task(self.task, graph, self.cluster, self.microbatches)
+        task = stage_task(self.task, graph, self.cluster, self.each)
         theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
         candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting,
                             recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))

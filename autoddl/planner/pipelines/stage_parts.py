@@ -89,7 +89,7 @@ class StageParts(SolvedStages):
                                          _pinned={}, _least=least)
         return self._under[share]
 
-    def scheduled(self, splits: bool, placement: tuple[int, ...]) -> "StageParts":
+    def scheduled(self, splits: bool, placement: tuple[tuple[int, ...], ...]) -> "StageParts":
         """Stages like these under a schedule of another kind; what is found of plans of one is known of the other."""
         return replace(self, splits=splits, placement=placement, _counted={}, _prices=StagePrices(), _under={},
                        _pinned={})
@@ -121,7 +121,7 @@ class StageParts(SolvedStages):
 
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T of every stage, [a, b], as far as it is known."""
-        m, floors = self.microbatches, self.floors()
+        m, floors = self.each, self.floors()
         free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart)
                 for kept in (False, True)}
         return {flight: np.maximum(free[gathers_stay(flight)], self._every(partial(self._solved_bound, flight)))
@@ -156,12 +156,12 @@ class StageParts(SolvedStages):
     @property
     def repeated(self) -> Weights:
         """The counts of M."""
-        return (float(self.microbatches),) * 3 + (0.0, 0.0, 0.0)
+        return (float(self.each),) * 3 + (0.0, 0.0, 0.0)
 
     @property
     def behind(self) -> Weights:
         """The counts of T'."""
-        return (float(self.microbatches),) * 3 + (0.0, 1.0, 1.0)
+        return (float(self.each),) * 3 + (0.0, 1.0, 1.0)
 
     @property
     def weights(self) -> tuple[tuple[float, ...], ...]:
@@ -189,7 +189,8 @@ class StageParts(SolvedStages):
     def _counted_so(self, a: int, b: int, weights: tuple[float, ...]) -> PlanTask:
         """The task in which the seconds and messages of a stage count so."""
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
-        return replace(self.task, counts=Counts(weights[0], min(weights[1:3]), *weights[3:6]), ports=ports)
+        return replace(self.task, counts=Counts(weights[0], min(weights[1:3]), *weights[3:6]), ports=ports,
+                       copies=self.copies)
 
     def count_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph, price: float
                      ) -> Plan | None:
@@ -223,10 +224,10 @@ class StageParts(SolvedStages):
         at = flight if solved.binds else ANY
         task = replace(self._counted_so(a, b, weights), budget=self.task.budget if solved.binds else inf)
         try:
-            made = search_stage(task, graph, self.cluster, self.microbatches, at if solved.binds else ONE, self.within)
+            made = search_stage(task, graph, self.cluster, self.each, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
             if gathers_stay(at) != gathers_stay(flight):
-                made = search_stage(task, graph, self.cluster, self.microbatches, flight, (made.candidate,))
+                made = search_stage(task, graph, self.cluster, self.each, flight, (made.candidate,))
         except Infeasible:
             return None
         return self._planned_alone(solved, stage, made, flight)
@@ -237,7 +238,7 @@ class StageParts(SolvedStages):
         Where a rank has several stages the budget is theirs together: first T is that without one.
         """
         graph, key = self.alone(a, b)
-        if self.parts < self.stages:
+        if self.shares:
             new = (key, gathers_stay(flight)) not in self._free
             self._freely(graph, key, flight)
         else:
@@ -248,7 +249,7 @@ class StageParts(SolvedStages):
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
         news = [self._search_least(graph, key, weights) for weights in (*PASSES, *(SINGLES if a == 0 else ()))]
-        if self.parts == self.stages:
+        if not self.shares:
             news.append(self.fit(a, b, flight))
         solved = self._alone_solved(graph, key, flight)
         if a == 0 or solved.found is None:
@@ -276,12 +277,12 @@ class StageParts(SolvedStages):
         if (key, weights, at) in self._least:
             return False
         counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
-        task = replace(self.task, counts=counts, budget=inf if at == ANY else self.task.budget)
+        task = replace(self.task, counts=counts, budget=inf if at == ANY else self.task.budget, copies=self.copies)
         if not any(weights[3:]):
             task = replace(task, hidden=1.0)
         try:
             some = ONE if at == ANY else at
-            self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.microbatches, some).bound
+            self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.each, some).bound
         except Infeasible:
             self._least[key, weights, at] = 0.0
         return True

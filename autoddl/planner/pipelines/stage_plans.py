@@ -4,6 +4,7 @@ A stage is a graph (`core.stages`) on its part of the cluster (`staged`), planne
 are in flight as the schedule has there. Stages of one part share the budget of its ranks.
 
     stage        min of  m (f + b) + gather + reduce + update      over its meshes and layouts
+                 where a stage has copies, m are the microbatches of one
     pipeline     makespan of the schedule with these seconds, and those of the transfers (`staged_steps`)
 """
 
@@ -104,9 +105,9 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     graphs = cut_graph(variant.original, staged.cuts)
     if not plans:
         flights = flights_of(schedule)
-        plans = [solve_stage(task, graph, part, staged.microbatches, flight)
+        plans = [solve_stage(task, graph, part, staged.microbatches // schedule.pipes, flight)
                  for graph, flight in zip(graphs, flights, strict=True)]
-    if (apart := stored_apart(plans, graphs, schedule.placement[0])) is not None:
+    if (apart := stored_apart(plans, graphs, staged.placement)) is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
                          f"{apart.fqn}, but store other pieces of it: cut elsewhere, or take gpipe or 1f1b")
     ends = [*staged.cuts, len(needed_ops(variant.original))]
@@ -122,7 +123,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
                  pipeline=Pipeline(staged.name, str(schedule), stages,
                                    _coded(task.cluster, plans, staged, variant.original)), **task.about)
     return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster),
-                                               bytes_twice(plans, graphs, staged.placement)))
+                                               bytes_twice(plans, graphs, staged.placement), staged.placement))
 
 
 def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> tuple[str, ...]:
@@ -131,19 +132,20 @@ def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
         one.lanes, transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans)), strict=True) if sent.codec)
 
 
-def _predicted(plan: Plan, step: StagedStep, twice: Mapping[int, Mapping[str, float]]) -> Prediction:
+def _predicted(plan: Plan, step: StagedStep, twice: Mapping[int, Mapping[str, float]], placement: Sequence[int]
+               ) -> Prediction:
     """The prediction of a plan with stages: seconds of the time line, the rest of the busiest and the fullest rank.
 
     Of stages of one part the peaks are added, though they may come at different times, less what they count twice.
     """
     assert plan.pipeline is not None
-    stages = plan.pipeline.stages
-    parts = [[stage.plan.predicted for stage in stages if stage.ranks == ranks]
-             for ranks in sorted({stage.ranks for stage in stages})]
+    stages = [stage.plan.predicted for stage in plan.pipeline.stages]
+    groups = {at: [one for one, place in zip(stages, placement, strict=True) if place == at]
+              for at in sorted(set(placement))}
     every = [{kind: nbytes - twice.get(at, {}).get(kind, 0.0) for kind, nbytes in _summed(
-        one.nbytes for one in part).items()} for at, part in enumerate(parts)]
+        one.nbytes for one in part).items()} for at, part in groups.items()]
     fullest = max(every, key=lambda kinds: sum(kinds.values()))
-    slowest = max(parts, key=lambda part: sum(one.seconds for one in part))
+    slowest = max(groups.values(), key=lambda part: sum(one.seconds for one in part))
     return Prediction(step.timeline.makespan, sum(one.compute for one in slowest),
                       _summed(one.communication for one in slowest), _summed(one.volume for one in slowest),
                       fullest, {}, sum(one.update for one in slowest),

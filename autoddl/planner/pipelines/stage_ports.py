@@ -3,6 +3,9 @@
 A boundary's transfer takes as long as all tensors that cross it, or their gradients where these take longer. While the
 neighbours stay, this is known (`StageMessages`). Whatever they do, each rank receives its own piece of a tensor, and of
 the gradient of a tensor that it gave (`PieceMessages`). So the transfer is at least the mean of both.
+
+Copies of a stage, one in every pipe, exchange gradients of parameters by the layout that they are stored in
+(`CopyMessages`).
 """
 
 from collections.abc import Sequence
@@ -11,7 +14,7 @@ from itertools import pairwise
 from math import prod
 
 from autoddl.core.codecs import codecs_of, part_in_flight
-from autoddl.core.graph import Graph
+from autoddl.core.graph import Graph, Tensor
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
@@ -20,7 +23,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_passes, transfer_seconds
 
-__all__ = ["PieceMessages", "Port", "StageMessages", "ports_of"]
+__all__ = ["CopyMessages", "PieceMessages", "Port", "StageMessages", "ports_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,26 @@ class PieceMessages:
         least = min(transfer_seconds(self.cluster, self.parts, here, there, nbytes)
                     for here, there in set(pairwise(self.placement)))
         return self.counts[port.sends] * least / 2
+
+
+@dataclass(frozen=True, slots=True)
+class CopyMessages:
+    """Least seconds in which the copies of a stage send each other the gradients of a parameter.
+
+        cluster    the whole cluster
+        pipes      by pipe and stage, the part of it that has the stage; each part has one
+    """
+
+    cluster: Cluster
+    pipes: tuple[tuple[int, ...], ...]
+
+    def seconds(self, tensor: Tensor, layout: Layout, mesh: Mesh) -> float:
+        """Seconds of the stage whose copies are nearest, where each part sends its piece to every other one."""
+        if not tensor.trained:
+            return 0.0
+        nbytes = prod(local_shape(tensor.shape, layout, mesh)) * tensor.stored.itemsize
+        return min(max(sum(transfer_seconds(self.cluster, len(self.pipes[0]), at, to, nbytes) for to in parts)
+                       for at in parts) for parts in zip(*self.pipes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

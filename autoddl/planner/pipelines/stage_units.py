@@ -40,7 +40,7 @@ from autoddl.core.stages import StageGraph, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
-from autoddl.planner.pipelines.stage_ports import Port, ports_of
+from autoddl.planner.pipelines.stage_ports import CopyMessages, Port, ports_of
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.planner.pipelines.stored_once import most_twice
@@ -71,7 +71,7 @@ class StageUnits:
         places          positions of the graph at which it may be cut
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
-        placement       by stage, the part of the cluster that has it; none: one after the other, again and again
+        placement       by pipe and stage, the part that has it; none: one after the other, again and again
         _ports          the messages between two stages
         _alone          graphs of stages, with their structure
     """
@@ -83,14 +83,29 @@ class StageUnits:
     places: tuple[int, ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
-    placement: tuple[int, ...] = ()
+    placement: tuple[tuple[int, ...], ...] = ()
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     @property
     def where(self) -> tuple[int, ...]:
-        """By stage, its part of the cluster."""
-        return self.placement or tuple(stage % self.parts for stage in range(self.stages))
+        """By stage, its part of the cluster in the first pipe."""
+        return self.placement[0] if self.placement else tuple(stage % self.parts for stage in range(self.stages))
+
+    @property
+    def together(self) -> tuple[int, ...]:
+        """By stage, the first part that has it: stages of one part share the memory of its ranks."""
+        return tuple(map(min, zip(*(self.placement or (self.where,)), strict=True)))
+
+    @property
+    def shares(self) -> bool:
+        """Whether a rank has several stages."""
+        return len(set(self.together)) < self.stages
+
+    @property
+    def each(self) -> int:
+        """Microbatches that a stage runs, on each part that has it."""
+        return self.microbatches // max(1, len(self.placement))
 
     @property
     def units(self) -> int:
@@ -114,6 +129,11 @@ class StageUnits:
         flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
         weights = weights_of(alive) if self.splits else frozenset[int]()
         return tuple(floor_sums(alive, self.cluster, flows, weights, ends))
+
+    @property
+    def copies(self) -> CopyMessages | None:
+        """Prices what copies of a stage exchange; None where a stage is on one part."""
+        return CopyMessages(self.task.cluster, self.placement) if len(self.placement) > 1 else None
 
     def floor(self, a: int, b: int) -> tuple[float, float, float]:
         """Seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
@@ -196,7 +216,7 @@ class StageUnits:
             return inf
         variant = self.task.variant(self.microbatches)
         mesh = Mesh((Axis("rank", self.cluster.size),))
-        return cone_cost(Pricing(variant.graph, mesh, self.cluster, microbatches=self.microbatches))[0]
+        return cone_cost(Pricing(variant.graph, mesh, self.cluster, microbatches=self.each))[0]
 
     def _readers(self) -> dict[str, set[int]]:
         """By parameter, the units that read it."""
@@ -215,8 +235,8 @@ class StageUnits:
         """
         readers, graph = self._readers(), self.task.variant(self.microbatches).graph
         found = []
-        for s, at in enumerate(self.where):
-            before = {u for p in range(s) if self.where[p] == at for u in self._within(p)}
+        for s, at in enumerate(self.together):
+            before = {u for p in range(s) if self.together[p] == at for u in self._within(p)}
             names = {fqn for fqn, units in readers.items() if before & units and set(self._within(s)) & units
                      and len(units) > 1}
             found.append(most_twice([one for one in graph.tensors if one.kind is Kind.PARAMETER and one.fqn in names],

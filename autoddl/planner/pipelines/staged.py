@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from math import gcd
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Schedule, check_schedule
+from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models import Cluster
 
-__all__ = ["PIPE", "Staged", "chunks_of", "splits_backward", "stage_cluster"]
+__all__ = ["PIPE", "Staged", "chunks_of", "pipes_of", "splits_backward", "stage_cluster"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -70,8 +70,19 @@ class Staged:
 
     @property
     def placement(self) -> tuple[int, ...]:
-        """By stage, the part of the cluster that has it."""
-        return generate(self.name, self.parts, self.microbatches).placement[0]
+        """By stage, the part of the cluster that has it, the first such part where several have it.
+
+        Stages of one part share the memory of its ranks.
+        """
+        return first_ranks(generate(self.name, self.parts, self.microbatches))
+
+    @property
+    def pipes(self) -> tuple[tuple[int, ...], ...]:
+        """By pipe and stage, the part of the cluster that has it. Links are those of the first pipe.
+
+        Those of another pipe between the same stages are of the same level, since pipes are mirrored or turned.
+        """
+        return generate(self.name, self.parts, self.microbatches).placement
 
     @property
     def parts(self) -> int:
@@ -82,9 +93,7 @@ class Staged:
         """The schedule, checked. Raises InputError where there is none so."""
         made = generate(self.name, self.parts, self.microbatches)
         check_schedule(made)
-        if len(made.placement) > 1 or made.stages != self.stages:
-            raise InputError(f"schedule {self.name} cannot be planned yet, only drawn: take gpipe, 1f1b, "
-                             "interleaved:2, zb-h1, zb-h2, zb-v or dualpipe-v")
+        check_copies(made)
         if self.splits and self.microbatches == 1:
             raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
                              "step of one microbatch has no other: take 1f1b, or more microbatches")
@@ -94,6 +103,12 @@ class Staged:
 def splits_backward(name: str) -> bool:
     """Whether a schedule splits backward into B and W."""
     return name.startswith("zb-") or name == "dualpipe-v"
+
+
+def pipes_of(name: str) -> int:
+    """The number of pipes of a schedule."""
+    kind, _, width = name.partition(":")
+    return 2 * int(width) if kind == "chimera" and width.isdecimal() else 1
 
 
 def chunks_of(name: str) -> int:

@@ -18,7 +18,7 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, Transfer, cut_graph, shared_parameters, transfers_of
+from autoddl.core.stages import StageGraph, Transfer, cut_graph, readers_of, transfers_of
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 from autoddl.cost_models.timelines.timeline import Timeline
@@ -88,7 +88,7 @@ def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfe
 def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: tuple[Message, ...],
              stages: tuple[int, int]) -> Sent:
     """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known."""
-    here, there = (staged.placement[stage] for stage in stages)
+    here, there = (staged.pipes[0][stage] for stage in stages)
 
     def seconds(codec: str) -> float:
         wire = transfer_seconds(cluster, staged.parts, here, there, busiest(sent, tensor.itemsize, codec))
@@ -102,20 +102,23 @@ def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: 
 
 def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graphs: Sequence[StageGraph]
                     ) -> list[float]:
-    """By stage, seconds in which gradients of parameters that several stages read are exchanged, once a step.
+    """By stage, seconds in which gradients of parameters that several parts have are exchanged, once a step.
 
-    Each stage sends its own pieces to every other one, behind its reductions. Stages of one part have the same pieces,
-    and the first of them sends.
+    Each part sends its own pieces to every other one, behind its reductions. Stages of one part have the same pieces,
+    and the first of them sends. Copies of a stage do so at once.
     """
-    found, parts, at = [0.0] * len(plans), staged.parts, staged.placement
+    found, pipes = [0.0] * len(plans), staged.pipes
     stored = [plan.index().stored for plan in plans]
-    for fqn, stages in shared_parameters(graphs).items():
+    for fqn, stages in readers_of(graphs).items():
         tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
-        firsts = {at[s]: s for s in reversed(stages)}.values()
-        for a, b in permutations(sorted(firsts) if tensor.trained else (), 2):
+        firsts = {pipe[s]: s for s in reversed(stages) for pipe in pipes}
+        each = dict.fromkeys(firsts, 0.0)
+        for (at, a), (to, b) in permutations(firsts.items() if tensor.trained else (), 2):
             sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
-            seconds = transfer_seconds(cluster, parts, at[a], at[b], busiest(sent) * tensor.stored.itemsize)
-            found[a], found[b] = found[a] + seconds / 2, found[b] + seconds / 2
+            seconds = transfer_seconds(cluster, staged.parts, at, to, busiest(sent) * tensor.stored.itemsize)
+            each[at], each[to] = each[at] + seconds / 2, each[to] + seconds / 2
+        for stage in set(firsts.values()):
+            found[stage] += max(each[at] for at, s in firsts.items() if s == stage)
     return found
 
 

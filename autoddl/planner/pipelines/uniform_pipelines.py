@@ -24,7 +24,7 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.staged import chunks_of, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, chunks_of, stage_cluster
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
@@ -131,13 +131,14 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
     stages, graph = parts * chunks_of(schedule), task.variant(microbatches).original
     try:
         place, places = stage_cluster(task.cluster, parts), uniform_cuts(graph, stages)
+        pipes = Staged(places, schedule, microbatches).pipes
         grids = _grids(place, task, graph)
     except InputError as error:
         yield error
         return
     plain = replace(task, options=replace(task.options, mine=None))
     for grid, within in grids.items():
-        part = StageParts(plain, stages, parts, microbatches, places, within)
+        part = StageParts(plain, stages, parts, microbatches, places, within, placement=pipes)
         try:
             yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
         except (Infeasible, InputError) as error:
