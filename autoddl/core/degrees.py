@@ -5,7 +5,8 @@
     tp          ranks that split products (tensor parallel)
     cp          ranks that split the length of the sequences (context parallel)
     dp          ranks that split the batch (data parallel); left out, all that the other degrees leave
-    ep          of those of dp, the ranks over which experts lie apart (expert parallel)
+    ep          ranks over which experts lie apart (expert parallel): of those of dp where it divides dp, else all of tp
+                and cp and as many of dp
     pp          parts of the cluster along a pipeline, each with one stage
     vp          stages of each of these parts, interleaved (Megatron's virtual pipeline)
     zero        0 to 3: what is split over dp and cp; the optimizer's state, gradients too, weights too
@@ -67,9 +68,21 @@ class Degrees:
                              "leave vp out")
         if self.recompute not in (NO_RECOMPUTE, SELECTIVE, FULL):
             raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {SELECTIVE} or {FULL}")
-        for name, size in (("ep", self.ep), ("shard", self.shard)):
-            if self.dp and size and self.dp % size:
-                raise InputError(f"'{self}': {name} counts ranks among those of dp, so {size} must divide {self.dp}")
+        if self.dp and self.shard and self.dp % self.shard:
+            raise InputError(f"'{self}': shard counts ranks among those of dp, so {self.shard} must divide {self.dp}")
+        if self.dp and self.dp % self.experts_in_dp:
+            inner = f" or, with those of tp and cp, {self.tp * self.cp * self.dp}" if self.tp * self.cp > 1 else ""
+            raise InputError(f"'{self}': ep counts ranks among those of dp, so {self.ep} must divide {self.dp}{inner}")
+
+    @property
+    def experts_span(self) -> bool:
+        """Whether experts lie apart over the ranks of tp and cp too, because ep does not divide dp."""
+        return self.dp % self.ep != 0 and self.ep % (self.tp * self.cp) == 0 and self.tp * self.cp > 1
+
+    @property
+    def experts_in_dp(self) -> int:
+        """The ranks of dp over which experts lie apart."""
+        return self.ep // (self.tp * self.cp) if self.experts_span else self.ep
 
     @classmethod
     def parse(cls, text: str) -> "Degrees":

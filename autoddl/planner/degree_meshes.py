@@ -8,13 +8,16 @@ The axes are, outermost first, and with the roles of `strategies`:
     cp       context data ...
     tp       split tensor; whole tensor without sp
 
+Where ep is more than it can be of dp, experts lie apart over cp and tp too, as Megatron-Core has them without tensor
+parallelism inside experts: these axes are `expert context data ...` and `expert split tensor`.
+
 An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:
 `dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels may also stay in one piece. So a
 configuration has one mesh or two, and takes the better one.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from autoddl.core.degrees import Degrees
@@ -35,10 +38,11 @@ def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
     """
     full = degrees.on(cluster.size)
     pieces = full.shard or full.dp
-    if pieces % full.ep:
-        raise InputError(f"'{degrees}': experts lie apart inside the ranks that hold the pieces, so ep={full.ep} must "
+    apart = full.experts_in_dp
+    if pieces % apart:
+        raise InputError(f"'{degrees}': experts lie apart inside the ranks that hold the pieces, so ep={apart} must "
                          f"divide {pieces}")
-    sizes = {"copies": full.dp // pieces, "dp": pieces // full.ep, "ep": full.ep, "cp": full.cp, "tp": full.tp}
+    sizes = {"copies": full.dp // pieces, "dp": pieces // apart, "ep": apart, "cp": full.cp, "tp": full.tp}
     axes = [(name, size) for name, size in sizes.items() if size > 1] or [("tp", 1)]
     found = dict.fromkeys(Mesh(tuple(_pieces(cluster, degrees, axes, whole))) for whole in (True, False))
     return tuple(found)
@@ -87,9 +91,9 @@ def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]],
 def _roles(degrees: Degrees) -> dict[str, str]:
     """By axis, before it is cut, its role."""
     states = f"zero-{degrees.zero}" if degrees.zero else "data"
-    length = "ring" if degrees.ring else "context"
-    return {"copies": "data", "dp": states, "ep": f"expert {states}", "cp": f"{length} {states}",
-            "tp": "split tensor" if degrees.sp else "whole tensor"}
+    length, apart = "ring" if degrees.ring else "context", "expert " if degrees.experts_span else ""
+    return {"copies": "data", "dp": states, "ep": f"expert {states}", "cp": f"{apart}{length} {states}",
+            "tp": f"{apart}{'split' if degrees.sp else 'whole'} tensor"}
 
 
 def degrees_meaning(text: str) -> str:
@@ -98,7 +102,7 @@ def degrees_meaning(text: str) -> str:
     pieces = ("", "the optimizer's state", "the optimizer's state and gradients", "weights, gradients and state")
     said = ["the batch over dp"]
     said += ["length over cp"] * (degrees.cp > 1) + ["keys and values round a ring of cp"] * degrees.ring
-    said += ["experts over ep"] * (degrees.ep > 1)
+    said += ["experts over ep" + ", cp and tp" * degrees.experts_span] * (degrees.ep > 1)
     said += [f"weights of products over tp, length {'too' if degrees.sp else 'not'}"] * (degrees.tp > 1)
     said += [f"{pieces[degrees.zero]} in pieces"] if degrees.zero else ["parameters stored whole but for tp"]
     return f"{', '.join(said)}; what this leaves open is searched"
@@ -112,5 +116,5 @@ class DegreesRegion:
     whole: Graph | None = None
 
     def __call__(self, graph: Graph, mesh: Mesh) -> Region:
-        roles = _roles(self.degrees)
+        roles = _roles(replace(self.degrees, pp=1, vp=1).on(mesh.size))
         return strategy(graph, mesh, {name: roles[name.partition(".")[0]] for name in mesh.names}, self.whole)

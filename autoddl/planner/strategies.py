@@ -13,7 +13,8 @@ A word before these changes what is split:
 
     context data, context zero-1 ...   the length of the sequences instead of the batch
     ring data, ring zero-1 ...         the same, and keys and values of attention pass round a ring
-    expert data, expert zero-1 ...     the batch, but experts lie apart: parameters of 3 dims or more, along the first
+    expert ...                         as the rest says, but experts lie apart: parameters of 3 dims or more, along the
+                                       first
     split tensor                       as `tensor`, and products read weights that are split wherever they can
     whole tensor                       as `split tensor`, and no rank splits the length of the sequences either
 
@@ -50,8 +51,9 @@ __all__ = ["ROLES", "RolesRegion", "degrees_of", "grids_of_stages", "named_strat
 _LENGTHS = ("context", "ring")
 """What is split by roles that split the length."""
 _STATES = ("data", "zero", "zero-1", "zero-2", "zero-3")
-ROLES = (*_STATES, "tensor", "split tensor", "whole tensor",
-         *(f"{split} {states}" for split in ("context", "ring", "expert") for states in _STATES))
+_PLAIN = (*_STATES, "tensor", "split tensor", "whole tensor",
+          *(f"{split} {states}" for split in _LENGTHS for states in _STATES))
+ROLES = (*_PLAIN, *(f"expert {role}" for role in _PLAIN if role != "tensor"))
 """The roles that an axis of a mesh may have."""
 
 
@@ -89,7 +91,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
         for one in axes:
             a = one.axis
             for t, layout in zip(op.inputs, choice.inputs, strict=True):
-                if not one.is_tensor and place.is_parameter(t) and layout[a] != one.read(place.source(t)):
+                if one.fixes(place, t) and layout[a] != one.read(place.source(t)):
                     return False
                 if t in batch and a in split and layout[a] != Split(one.dim):
                     return False
@@ -107,14 +109,16 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
 _DEPTHS = {"zero-1": (0,), "zero-2": (0, 1), "zero-3": (2,)}
 """The depths that a role allows where a parameter is split."""
 
+_APART = "expert "
+"""Beginning of the roles in which experts lie apart."""
 _STACKED = 3
 """Least dims of a parameter that holds experts, one behind the other along the first."""
 
 
-def _role(role: str) -> tuple[str, str]:
-    """(what is split, how parameters are stored) of a role as it is written."""
-    split, _, states = role.rpartition(" ")
-    return split or ("tensor" if states == "tensor" else "batch"), states
+def _role(role: str) -> tuple[str, str, bool]:
+    """(what is split, how parameters are stored, whether experts lie apart) of a role as it is written."""
+    split, _, states = role.removeprefix(_APART).rpartition(" ")
+    return split or ("tensor" if states == "tensor" else "batch"), states, role.startswith(_APART)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +128,7 @@ class _AxisRole:
     axis: int
     split: str
     states: str
+    apart: bool
 
     @property
     def is_tensor(self) -> bool:
@@ -137,7 +142,11 @@ class _AxisRole:
 
     def is_apart(self, tensor: Tensor) -> bool:
         """Whether a parameter holds experts that lie apart on the axis."""
-        return self.split == "expert" and len(tensor.shape) >= _STACKED
+        return self.apart and len(tensor.shape) >= _STACKED
+
+    def fixes(self, place: "_Place", t: int) -> bool:
+        """Whether the role says in which state tensor t is read."""
+        return place.is_parameter(t) and (not self.is_tensor or self.is_apart(place.source(t)))
 
     def read(self, tensor: Tensor) -> State:
         """The state in which a parameter is read."""
@@ -205,11 +214,11 @@ def _length(inputs: Sequence[Tensor]) -> int | None:
 
 def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     """Raises InputError for a split of what the model has not."""
-    splits = {one.split for one in axes}
+    splits, apart = {one.split for one in axes}, any(one.apart for one in axes)
     if splits.intersection(_LENGTHS) and place.length is None:
         raise InputError("the length of sequences is dim 1 of a first input of tokens, or of one of 3 dims, and this "
                          "model has none: leave cp out")
-    if "expert" in splits and not place.stacks:
+    if apart and not place.stacks:
         raise InputError("experts lie apart where a parameter holds all of them along its first dim, and no parameter "
                          "of this model has 3 dims: leave ep out")
     around = [one.axis for one in axes if one.split == "ring"]
@@ -219,7 +228,7 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
         raise InputError(f"keys and values of {stays.module or stays.name} ({stays.target}) cannot go round a ring, "
                          "because of dropout or of a length that the ranks, or twice the ranks where causal, do not "
                          "divide, or because it is FlexAttention: leave ring out, or choose another cp")
-    whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if "expert" in splits else None
+    whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if apart else None
     if whole is not None:
         raise InputError(f"{whole.module or whole.name} picks among all experts at once ({whole.target}), so that they "
                          "cannot lie apart: leave ep out, or multiply by all of them, as with torch.bmm")

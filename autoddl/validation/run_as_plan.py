@@ -81,10 +81,8 @@ class RunPlan:
 
 
 def _degrees(run: Run) -> Degrees:
-    """The degrees of a run; experts that lie apart over more than replicas are not in the space of plans."""
+    """The degrees of a run."""
     apart = run.ep if run.experts else 1
-    if run.dp % apart:
-        raise Unpriced(f"ep {apart} does not divide dp {run.dp}: plans keep experts apart inside dp alone")
     policy = {"": NO_RECOMPUTE, "none": NO_RECOMPUTE, "full": FULL}.get(recomputation_of(run), SELECTIVE)
     return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=run.sequence_parallel and run.tp > 1,
                    zero=run.zero_stage if run.dp * run.cp > 1 else 0, recompute=policy)

@@ -37,13 +37,15 @@ levels:
     ("cp=2,tp=2,zero=1", ["dp.1=4,dp.0=2,cp=2,tp=2"]),
     ("dp=32", ["dp=32", "dp.1=4,dp.0=8"]),
     ("zero=3,shard=8", ["copies=4,dp=8"]),
-    ("zero=3,shard=16,ep=4", ["copies=2,dp.1=2,dp.0=2,ep=4"])])
+    ("zero=3,shard=16,ep=4", ["copies=2,dp.1=2,dp.0=2,ep=4"]),
+    ("tp=4,ep=16", ["dp=2,ep.1=2,ep.0=2,tp=4"]), ("tp=4,dp=8,ep=32", ["ep.1=4,ep.0=2,tp=4"])])
 def test_axes_have_megatrons_order_and_are_cut_where_levels_end(text: str, meshes: list[str]) -> None:
     assert [str(mesh) for mesh in degree_meshes(NODES, Degrees.parse(text))] == meshes
 
 
 @pytest.mark.parametrize(("text", "message"), [("tp=3", "has 32"), ("shard=3,zero=1", "3 must divide 32"),
-                                               ("zero=1,shard=2,ep=4", "ep=4 must divide 2")])
+                                               ("zero=1,shard=2,ep=4", "ep=4 must divide 2"),
+                                               ("tp=4,dp=8,ep=3", "3 must divide 8 or, with those of tp and cp, 32")])
 def test_degrees_that_do_not_fit_a_cluster_say_why(text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         degree_meshes(NODES, Degrees.parse(text))
@@ -98,6 +100,15 @@ def test_context_parallel_ranks_split_the_length() -> None:
 def test_experts_lie_apart() -> None:
     up = next(one for one in planned("ep=2,zero=1").stored if one.fqn == "up")
     assert up.layout[1] == Split(0)
+
+
+def test_experts_lie_apart_over_tensor_parallel_ranks_too_where_ep_is_more_than_dp_holds() -> None:
+    plan = planned("tp=2,ep=4,zero=1")
+    assert str(plan.mesh) == "ep=2,tp=2"
+    up = next(one for one in plan.stored if one.fqn == "up")
+    assert tuple(up.layout) == (Split(0), Split(0))
+    products = [one.inputs for one in plan.decisions if "einsum" in one.name]
+    assert any(tuple(layout) == (Split(0), Split(0)) for layout in products[0])
 
 
 @pytest.mark.parametrize(("mine", "message"), [

@@ -16,7 +16,6 @@ from autoddl.planner.question import question_of
 from autoddl.schedule.run_step import run_seconds
 from autoddl.validation.as_plan import UNBOUND, price_as_plan
 from autoddl.validation.run_as_plan import RunPlan
-from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.templates import model, model_graph
 from autoddl.validation.validate import validate
 
@@ -92,8 +91,8 @@ def test_a_pipeline_takes_what_its_plan_says_and_what_the_program_adds(tmp_path:
 
 
 def test_what_is_no_plan_says_why(tmp_path: Path) -> None:
-    far = run(tmp_path, moe_experts=8, moe_topk=2, ep=4, dp=2, tp=4)
-    with pytest.raises(Unpriced, match="ep 4 does not divide dp 2"):
+    far = run(tmp_path, moe_experts=6, moe_topk=2, ep=3, dp=2, tp=4, seq=1536)
+    with pytest.raises(InputError, match="3 must divide 2 or, with those of tp and cp, 8"):
         price_as_plan(far, 1)
 
 
