@@ -13,6 +13,7 @@ Of m > 3 microbatches all between the first and the last take the same time: T(m
 
 from dataclasses import replace
 from math import prod
+from typing import NamedTuple
 
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
@@ -27,7 +28,7 @@ from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import PredictedStep, predict_timeline
 
-__all__ = ["run_seconds", "stage_run_seconds"]
+__all__ = ["RunParts", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
@@ -35,12 +36,30 @@ PIECES = ("all-gather", "reduce-scatter", "all-to-all")
 """Collectives that can be sent in pieces beside the product that makes or reads them."""
 
 
+class RunParts(NamedTuple):
+    """Seconds of the device in forward and backward, of the host meanwhile, and of the update."""
+
+    device: float
+    host: float
+    update: float
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step: the host is ahead of the device, or the device waits for it."""
+        return max(self.device, self.host) + self.update
+
+
 def run_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> float:
     """Seconds of a step of a plan without stages; `graph` is the planned one, of one microbatch."""
+    return run_parts(plan, graph, cluster, software).seconds
+
+
+def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> RunParts:
+    """What the seconds of `run_seconds` are made of, each of which grows by as much with every layer."""
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
-    host = 2 * parts * _operators(graph) * software.host
-    return max(line + parts * sum(_added(plan, graph, cluster, software)), host) + plan.predicted.update
+    return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),
+                    2 * parts * _operators(graph) * software.host, plan.predicted.update)
 
 
 def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:

@@ -7,7 +7,7 @@
 
 Layers are alike. So a model of one layer and one of two are planned, and the time of n layers follows:
 
-    T(n) = T(1) + (n - 1) (T(2) - T(1))
+    T(n) = T(1) + (n - 1) (T(2) - T(1))        of the device, of the host and of the update, each for itself
 
 Of a pipeline the first, a middle and the last stage are planned, with a layer each. Every other layer of a stage takes
 what the middle stage takes. The time line of the schedule has all stages and microbatches.
@@ -47,7 +47,7 @@ from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_secon
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.policies import NO_POLICIES
-from autoddl.schedule.run_step import run_seconds, stage_run_seconds
+from autoddl.schedule.run_step import RunParts, run_parts, stage_run_seconds
 from autoddl.schedule.stage_messages import busiest, messages
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.run_parts import schedule_of, stage_layers
@@ -83,8 +83,10 @@ def by_share(run: Run, asked: RunPlan, figure: Callable[[RunPlan], float]) -> fl
 
 def _step_seconds(run: Run, at: RunPlan | None, asked: RunPlan) -> float:
     """Seconds of the plans that `asked` chooses, on the machine of `at`; None for that of `asked`."""
-    return _staged_seconds(run, asked, at) if run.pp > 1 else with_all_layers(run, [
-        _flat_seconds(asked, graph, at) for graph in flat_graphs(run, asked)])
+    if run.pp > 1:
+        return _staged_seconds(run, asked, at)
+    few = [_flat_parts(asked, graph, at) for graph in flat_graphs(run, asked)]
+    return RunParts(*(with_all_layers(run, part) for part in zip(*few, strict=True))).seconds
 
 
 def flat_graphs(run: Run, asked: RunPlan) -> list[Graph]:
@@ -94,7 +96,7 @@ def flat_graphs(run: Run, asked: RunPlan) -> list[Graph]:
 
 def with_all_layers(run: Run, few: Sequence[float]) -> float:
     """A figure of all layers of a run, from that of one and of two."""
-    return few[0] + (run.layers - 1) * (few[-1] - few[0])
+    return few[-1] if run.layers == len(few) else few[0] + (run.layers - 1) * (few[-1] - few[0])
 
 
 def task_of_run(asked: RunPlan, graph: Graph) -> PlanTask:
@@ -124,10 +126,10 @@ class Chosen:
 
 
 @lru_cache(maxsize=4_000)
-def _flat_seconds(asked: RunPlan, graph: Graph, at: RunPlan | None) -> float:
-    """Seconds of a step without stages."""
+def _flat_parts(asked: RunPlan, graph: Graph, at: RunPlan | None) -> RunParts:
+    """What a step without stages takes."""
     chosen, place = flat_plan(asked, graph), at or asked
-    return run_seconds(chosen.on(None if at is None else at.cluster), chosen.graph, place.cluster, place.software)
+    return run_parts(chosen.on(None if at is None else at.cluster), chosen.graph, place.cluster, place.software)
 
 
 @lru_cache(maxsize=512)
