@@ -65,6 +65,8 @@ class Software:
     """Whether the scale of a cast is known before its values (`delayed`), or is read from them (`current`)."""
     low_norms: bool = False
     """Whether norms compute in the dtype of the stream, without casts to float32 and back."""
+    norms_in_rows: bool = False
+    """Whether its RMSNorm and rotation are rows of operators on float32 copies, which only a compiler makes one of."""
     unpads: bool = False
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     unpacked: float = 0.0
