@@ -10,7 +10,8 @@
                 of their measured / predicted|. Configurations that differ by less are a tie
 
 `intervals.yaml` has them by regime: `pipeline` has stages, `sharded` gathers weights again (ZeRO-3), `whole` is all
-other. `autoddl validate RUNS.csv --intervals FILE` writes such a file.
+other. Each is there once more for plans inside one node, which no network can surprise. Medians are those of the regime,
+widths what runs inside a node have asked for. `autoddl validate RUNS.csv --intervals FILE` writes such a file.
 """
 
 from collections.abc import Mapping
@@ -22,14 +23,16 @@ from types import MappingProxyType
 
 import yaml
 
-__all__ = ["INTERVALS_FILE", "REGIMES", "Interval", "interval_of", "known_intervals", "regime"]
+__all__ = ["INTERVALS_FILE", "NODE", "REGIMES", "Interval", "interval_of", "known_intervals", "regime"]
 
 INTERVALS_FILE = Path(__file__).parent / "intervals.yaml"
 EIGHTY = 1.2816
 """Standard deviations either way of a normal number that hold 8 of 10."""
 KNOWN = 4
 """Runs of one's own that say as much of an interval as all that are published."""
-REGIMES = ("pipeline", "sharded", "whole")
+NODE = " in one node"
+"""End of the name of a regime inside one unit of the innermost level."""
+REGIMES = tuple(kind + place for kind in ("pipeline", "sharded", "whole") for place in ("", NODE))
 """The kinds of plans that have an interval of their own."""
 
 
@@ -69,9 +72,9 @@ class Interval:
         return max(one, other) <= min(one, other) * exp(self.common)
 
 
-def regime(stages: int, sharded: bool) -> str:
-    """The regime of a plan with so many stages, whose weights are perhaps gathered again."""
-    return "pipeline" if stages > 1 else "sharded" if sharded else "whole"
+def regime(stages: int, sharded: bool, alone: bool = False) -> str:
+    """The regime of a plan with so many stages, whose weights are perhaps gathered again, perhaps inside one node."""
+    return ("pipeline" if stages > 1 else "sharded" if sharded else "whole") + NODE * alone
 
 
 @lru_cache(maxsize=1)
@@ -81,6 +84,6 @@ def known_intervals() -> Mapping[str, Interval]:
     return MappingProxyType({name: Interval(**row) for name, row in tree["regimes"].items()})
 
 
-def interval_of(stages: int, sharded: bool) -> Interval:
-    """The interval of a plan with so many stages, whose weights are perhaps gathered again."""
-    return known_intervals()[regime(stages, sharded)]
+def interval_of(stages: int, sharded: bool, alone: bool = False) -> Interval:
+    """The interval of a plan with so many stages, whose weights are perhaps gathered again, perhaps inside one node."""
+    return known_intervals()[regime(stages, sharded, alone)]

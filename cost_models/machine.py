@@ -246,6 +246,11 @@ class Cluster:
         return prod(level.size for level in self.levels)
 
     @property
+    def is_one_unit(self) -> bool:
+        """Whether all devices are in one unit of the innermost level, such as a node."""
+        return self.size == self.levels[0].size
+
+    @property
     def units(self) -> tuple[int, ...]:
         """(U_0, U_1, ... U_L)."""
         return tuple(prod(level.size for level in self.levels[:i]) for i in range(len(self.levels) + 1))

@@ -47,9 +47,11 @@ def as_planned(plan: Plan, cluster: Cluster) -> Cluster:
 
 def sureness(plan: Plan) -> Interval:
     """How far published runs of the plan's kind were from their predictions."""
+    text = plan.source.get("cluster")
+    alone = text is not None and parse_cluster(text, "the plan's cluster").is_one_unit
     if plan.pipeline is None:
-        return interval_of(1, any(stored.regather for stored in plan.stored))
-    return interval_of(len(plan.pipeline.stages), False)
+        return interval_of(1, any(stored.regather for stored in plan.stored), alone)
+    return interval_of(len(plan.pipeline.stages), False, alone)
 
 
 def seconds_as_run(plan: Plan, software: Software, cluster: Cluster | None = None) -> float:

@@ -5,8 +5,9 @@
     left out    a source's runs are set against the interval of all other sources of its regime; a regime with no other
                 source takes that of all regimes
     wide        sources differ by more than runs of the sources that are known, so quantiles of these hold too few runs
-                of another. The interval is made wider around its median, by the one factor at which 8 of 10 left-out
-                runs lie inside. To count what an interval holds, that factor too is found without the source
+                of another. The interval is made wider around its median, by the factor at which 8 of 10 left-out runs
+                lie inside: one for runs inside a node, and one for runs on several. To count what an interval holds,
+                that factor too is found without the source
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,8 @@ from math import exp, log
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.intervals import REGIMES, Interval, regime
+from autoddl.cost_models.intervals import NODE, REGIMES, Interval, regime
+from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun
 
@@ -32,7 +34,12 @@ Weighted = list[tuple[float, float]]
 
 def regime_of(run: Run) -> str:
     """The regime of a run."""
-    return regime(run.pp, run.zero_stage > 2)
+    return regime(run.pp, run.zero_stage > 2, _is_alone(run))
+
+
+def _is_alone(run: Run) -> bool:
+    """Whether a run had one node."""
+    return cluster_of(run).is_one_unit
 
 
 def find_intervals(found: Iterable[PricedRun]) -> dict[str, Interval]:
@@ -40,8 +47,8 @@ def find_intervals(found: Iterable[PricedRun]) -> dict[str, Interval]:
     rows = _priced(found)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} priced runs say nothing of how sure a prediction is: give {FEWEST} or more")
-    wide = _widening(rows)
-    return {name: _interval(_alike(rows, name), wide) for name in REGIMES}
+    wide = {alone: _widening(rows, alone) for alone in (False, True)}
+    return {name: _interval(_alike(rows, name), wide[name.endswith(NODE)]) for name in REGIMES}
 
 
 def covered(found: Sequence[PricedRun]) -> Mapping[str, tuple[int, int]]:
@@ -59,8 +66,9 @@ def inside_left_out(found: Sequence[PricedRun]) -> list[tuple[PricedRun, bool]]:
     for source, own in _by_source(rows).items():
         others = [row for row in rows if row.run.source != source]
         if len(others) >= FEWEST:
-            wide = _widening(others)
-            told += [(one, _distance(one, _quantiles(_alike(others, regime_of(one.run)))) <= wide) for one in own]
+            wide = {alone: _widening(others, alone) for alone in set(map(_is_alone, (one.run for one in own)))}
+            told += [(one, _distance(one, _quantiles(_alike(others, regime_of(one.run)))) <= wide[_is_alone(one.run)])
+                     for one in own]
     return told
 
 
@@ -124,15 +132,26 @@ def _common(rows: Sequence[PricedRun]) -> float:
     return _quantile(apart, 0.8) if apart else 0.0
 
 
-def _widening(rows: Sequence[PricedRun]) -> float:
-    """The factor on the widths of intervals at which 8 of 10 runs lie inside that of the other sources, at least 1."""
+def _widening(rows: Sequence[PricedRun], alone: bool) -> float:
+    """The factor on the widths of intervals at which 8 of 10 runs lie inside that of the other sources.
+
+    It counts runs inside one node, or those on several; all, where there are too few of these.
+    """
+    distances = _distances(rows)
+    asked = [far for one, far in distances if _is_alone(one.run) == alone]
+    asked = asked if len(asked) >= FEWEST else [far for _, far in distances]
+    return _quantile([(far, 1.0) for far in asked], 0.8) if asked else 1.0
+
+
+def _distances(rows: Sequence[PricedRun]) -> list[tuple[PricedRun, float]]:
+    """Every run, and how far it is from the median of the other sources, where there are enough of these."""
     distances = []
     for source, own in _by_source(rows).items():
         others = [row for row in rows if row.run.source != source]
         if len(others) >= FEWEST:
             known = {name: _quantiles(_alike(others, name)) for name in {regime_of(one.run) for one in own}}
-            distances += [(_distance(one, known[regime_of(one.run)]), 1.0) for one in own]
-    return max(1.0, _quantile(distances, 0.8)) if distances else 1.0
+            distances += [(one, _distance(one, known[regime_of(one.run)])) for one in own]
+    return distances
 
 
 def _distance(one: PricedRun, quantiles: tuple[float, float, float]) -> float:
@@ -145,7 +164,8 @@ def _distance(one: PricedRun, quantiles: tuple[float, float, float]) -> float:
 
 def _alike(rows: Sequence[PricedRun], name: str) -> Sequence[PricedRun]:
     """The runs of a regime; all, where it has too few."""
-    alike = [row for row in rows if regime_of(row.run) == name]
+    kind = name.removesuffix(NODE)
+    alike = [row for row in rows if regime_of(row.run).removesuffix(NODE) == kind]
     return alike if len(alike) >= FEWEST else rows
 
 
