@@ -1,7 +1,7 @@
 """How sure predictions are, on sources that were left out: python examples/benchmarks/intervals.py RUNS.csv PRICED.json
 
-PRICED.json is what `autoddl validate RUNS.csv --by run --json` prints. It says, for 80 % intervals that are
-found without the source of the run:
+PRICED.json is what `autoddl validate RUNS.csv --by run --json` prints, or what `validate.py --priced` keeps. It says,
+for 80 % intervals that are found without the source of the run:
 
     inside     runs inside, in each third of the scale (number of devices), and by regime
     winners    pairs of one model on one machine: how many are called, and how often the called one is the faster one
@@ -19,8 +19,11 @@ from autoddl.validation.scores import PricedRun
 
 def read(runs: Path, priced: Path) -> list[PricedRun]:
     """The runs of a table, with the seconds that were predicted of them."""
-    seconds = {row["row"]: row["predicted_seconds"] for row in json.loads(priced.read_text(encoding="utf-8"))}
-    return [PricedRun(run, seconds[run.row], reason="" if seconds[run.row] else "no price") for run in read_runs(runs)]
+    text = priced.read_text(encoding="utf-8")
+    every = json.loads(text) if text.startswith("[") else map(json.loads, text.splitlines())
+    seconds = {row["row"]: row["predicted_seconds"] for row in every}
+    return [PricedRun(run, seconds[run.row], reason="" if seconds[run.row] else "no price")
+            for run in read_runs(runs) if run.row in seconds]
 
 
 def thirds(told: Sequence[tuple[PricedRun, bool]]) -> list[tuple[str, int, int]]:

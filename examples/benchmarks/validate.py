@@ -1,80 +1,156 @@
 """The performance model on sources that its constants have not seen: python examples/benchmarks/validate.py RUNS.csv
 
-For every source of published runs, the efficiency of each kind of device is fitted again to the other sources alone
-(the factor at which the mean of their biases is nought), and the source is priced with it:
+For every source of published runs, the seconds of products on each kind of device are fitted again to the other sources
+alone (the factor at which the mean of their biases is nought), and the source is priced with it:
 
-    ln T(f) is nearly linear in ln f:   slope of each run from two prices, at f = 1 and f = 1 + STEP
+    ln T(f) is nearly linear in ln f:   slope of each run from two prices of one plan, at f = 1 and f = 1 + STEP
     f(device, left out) solves          mean over other sources of mean ln(T(f) / measured) = 0
 
-A kind of device that has no other source keeps its figure.
+Plans are chosen once and priced twice. A kind of device that has no other source keeps its figure.
+
+    RUNS.csv --priced FILE      prices are kept in FILE, a JSON object a line, and those that it has are not made again
+             --every N          every N-th run of a source with more than 12
+             --workers N        processes
 """
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import argparse
+import json
+from collections.abc import Sequence
+from itertools import combinations
 from math import exp, log
+from pathlib import Path
 from statistics import fmean
-from unittest.mock import patch
+from typing import NamedTuple
 
-from autoddl.cost_models import load_device
-from autoddl.cost_models.machine import Device
-from autoddl.validation import clusters
-from autoddl.validation.clusters import build_cluster, cluster_of
+from autoddl.core.errors import InputError
+from autoddl.cost_models.profile import SHIPPED
+from autoddl.planner.process_pool import mapper
+from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.clusters import cluster_of
+from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import read_runs
-from autoddl.validation.validate import price_run
+from autoddl.validation.scores import PricedRun, score_sources
+from autoddl.validation.validate import settled
 
 STEP = 0.05
+FEW = 12
+"""Runs of a source that are all taken."""
 
 
-@contextmanager
-def efficiency_times(factor: float) -> Iterator[None]:
-    """Gives every device `factor` times the efficiency of its file, at most 1."""
-    def scale(name: str) -> Device:
-        device = load_device(name)
-        return replace(device, efficiency=min(1.0, device.efficiency * factor))
+class Priced(NamedTuple):
+    """A run, its predicted seconds and d ln T / d ln f; without them, the reason."""
 
-    build_cluster.cache_clear()
+    run: Run
+    seconds: float | None
+    slope: float = 0.0
+    reason: str = ""
+
+    @property
+    def error(self) -> float:
+        """ln(T / measured)."""
+        assert self.seconds is not None
+        return log(self.seconds / self.run.seconds)
+
+
+def price(run: Run) -> Priced:
+    """The plan of a run, priced with the shipped constants and with slower products."""
     try:
-        with patch.object(clusters, "load_device", scale):
-            yield
-    finally:
-        build_cluster.cache_clear()
+        chosen, microbatch = settled(run)
+        here = price_as_plan(chosen, microbatch)
+        there = price_as_plan(chosen, microbatch, SHIPPED.times("matmul", 1 + STEP), SHIPPED)
+        return Priced(run, here, log(there / here) / log(1 + STEP))
+    except (Unpriced, InputError) as error:
+        return Priced(run, None, reason=str(error))
 
 
-def slopes(runs: tuple[Run, ...]) -> list[tuple[Run, float, float]]:
-    """(run, ln(T / measured), d ln T / d ln f) of every run that has a price."""
-    plain = [price_run(run).seconds for run in runs]
-    with efficiency_times(1 + STEP):
-        faster = [price_run(run).seconds for run in runs]
-    return [(run, log(here / run.seconds), log(there / here) / log(1 + STEP))
-            for run, here, there in zip(runs, plain, faster, strict=True) if here is not None and there is not None]
+def taken(runs: Sequence[Run], every: int) -> list[Run]:
+    """Every N-th run of each source, all of one with few."""
+    found = []
+    for source in dict.fromkeys(run.source for run in runs):
+        mine = [run for run in runs if run.source == source]
+        found += mine if len(mine) <= FEW else mine[::every]
+    return found
 
 
-def factor(others: list[tuple[Run, float, float]]) -> float:
+def priced_runs(runs: Sequence[Run], file: Path | None, workers: int) -> list[Priced]:
+    """Prices runs, but for those that the file has."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file is not None and file.exists() else []
+    known = {row["row"]: row for row in map(json.loads, lines)}
+    found = [Priced(run, *(known[run.row][key] for key in ("predicted_seconds", "slope", "reason")))
+             for run in runs if run.row in known]
+    with mapper(price, workers) as map_price:
+        for one in map_price([run for run in runs if run.row not in known]):
+            found.append(one)
+            if file is not None:
+                row = {"row": one.run.row, "predicted_seconds": one.seconds, "slope": one.slope, "reason": one.reason}
+                with file.open("a", encoding="utf-8") as out:
+                    out.write(json.dumps(row) + "\n")
+    return found
+
+
+def factor(others: Sequence[Priced]) -> float:
     """ln f at which the mean of the sources' mean logarithms is nought."""
-    sources = dict.fromkeys(run.source for run, _, _ in others)
-    if not sources:
+    groups = [[one for one in others if one.run.source == source]
+              for source in dict.fromkeys(one.run.source for one in others)]
+    if not groups:
         return 0.0
-    groups = [[row for row in others if row[0].source == source] for source in sources]
-    error = fmean(fmean(error for _, error, _ in rows) for rows in groups)
-    return -error / fmean(fmean(slope for _, _, slope in rows) for rows in groups)
+    error = fmean(fmean(one.error for one in rows) for rows in groups)
+    return -error / fmean(fmean(one.slope for one in rows) for rows in groups)
 
 
-def main(path: str) -> None:
-    rows = slopes(read_runs(path))
-    kinds = {run.device: cluster_of(run).device.name.split("-")[0] for run, _, _ in rows}
-    print(f"{'source left out':28}{'runs':>5}{'as shipped':>12}{'left out':>10}")
-    for source in dict.fromkeys(run.source for run, _, _ in rows):
-        mine = [row for row in rows if row[0].source == source]
-        fitted = {kind: factor([row for row in rows if row[0].source != source and kinds[row[0].device] == kind])
-                  for kind in sorted({kinds[run.device] for run, _, _ in mine})}
-        plain = fmean(abs(exp(error) - 1) for _, error, _ in mine)
-        left = fmean(abs(exp(error + slope * fitted[kinds[run.device]]) - 1) for run, error, slope in mine)
-        factors = ", ".join(f"{kind} x {exp(value):.3f}" for kind, value in fitted.items())
-        print(f"{source:28}{len(mine):5}{100 * plain:10.1f} %{100 * left:8.1f} %   {factors}")
+def left_out(rows: Sequence[Priced]) -> tuple[list[PricedRun], dict[str, dict[str, float]]]:
+    """Every run, priced by the constants of the other sources, and by source the factors on kinds of devices."""
+    kinds = {run.device: cluster_of(run).device.name.split("-")[0] for run in (one.run for one in rows)}
+    factors = {source: {kind: factor([one for one in rows if one.run.source != source
+                                      and kinds[one.run.device] == kind])
+                        for kind in sorted({kinds[one.run.device] for one in rows if one.run.source == source})}
+               for source in dict.fromkeys(one.run.source for one in rows)}
+    found = [PricedRun(one.run, one.run.seconds * exp(one.error + one.slope * factors[one.run.source][
+        kinds[one.run.device]])) for one in rows]
+    return found, factors
+
+
+def kendall(rows: Sequence[PricedRun]) -> float | None:
+    """Kendall's tau of seconds a token, over pairs of one model on as many devices; None without such."""
+    def slower(a: PricedRun, b: PricedRun, predicted: bool) -> float:
+        first, second = ((one.seconds or 0.0) if predicted else one.run.seconds for one in (a, b))
+        return first / (a.run.batch * a.run.seq) - second / (b.run.batch * b.run.seq)
+
+    pairs = [(slower(a, b, True), slower(a, b, False)) for a, b in combinations(rows, 2) if (
+        a.run.model, a.run.gpus, a.run.device, a.run.precision) == (
+        b.run.model, b.run.gpus, b.run.device, b.run.precision)]
+    told = [1 if x * y > 0 else -1 for x, y in pairs if x and y]
+    return fmean(told) if told else None
+
+
+def main() -> None:
+    """Prints errors by source, as shipped and left out, and what the left-out prices are good for."""
+    asked = argparse.ArgumentParser()
+    asked.add_argument("runs", type=Path)
+    asked.add_argument("--priced", type=Path)
+    asked.add_argument("--every", type=int, default=1)
+    asked.add_argument("--workers", type=int, default=2)
+    words = asked.parse_args()
+    every = priced_runs(taken(read_runs(words.runs), words.every), words.priced, words.workers)
+    rows = [one for one in every if one.seconds is not None]
+    found, factors = left_out(rows)
+    scores, means = score_sources(found), []
+    print(f"{'source left out':26}{'runs':>5}{'shipped':>9}{'left out':>9}{'constant':>9}{'tau':>7}{'regret':>8}")
+    for source, score in scores.items():
+        plain = fmean(abs(exp(one.error) - 1) for one in rows if one.run.source == source)
+        means.append((plain, score.mape or 0.0))
+        tau = kendall([one for one in found if one.run.source == source])
+        numbers = (plain, score.mape, score.constant_mape)
+        texts = ["-" if value is None else f"{100 * value:.1f} %" for value in (*numbers, score.regret)]
+        texts.insert(3, "-" if tau is None else f"{tau:.2f}")
+        moved = ", ".join(f"{kind} x {exp(value):.3f}" for kind, value in factors[source].items())
+        print(f"{source:26}{score.n:5}" + "".join(f"{text:>9}" for text in texts), f"  {moved}")
+    better = [score for score in scores.values() if score.n >= 4 and (score.mape or 0) < (score.constant_mape or 0)]
+    print(f"mean of sources {100 * fmean(a for a, _ in means):.1f} % shipped, {100 * fmean(b for _, b in means):.1f} % "
+          f"left out; better than one constant in {len(better)} of {sum(s.n >= 4 for s in scores.values())} with 4 "
+          f"runs or more; {len(rows)} of {len(every)} runs have a price")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main()
