@@ -39,7 +39,7 @@ from autoddl.search.cut_boxes import (
 )
 from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace
 
-__all__ = ["joined", "least_over_cuts"]
+__all__ = ["bound_of_paths", "joined", "least_over_cuts"]
 
 STEP = 0.1
 """A box is divided when mixtures can close less than such a part of its gap."""
@@ -75,10 +75,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         search.add(path)
     for blend in blends:
         search.add_blend(blend)
-    box = single_stages(search.possible)
-    if box.empty:
-        raise InputError(f"{problem.blocks} blocks for {problem.schedule.stages} stages: no cut gives each stage a "
-                         "number of blocks that it can have; use fewer stages, or give them more memory")
+    box = _every_cut(search)
     for cut in (*starts, search.even(box)):
         search.evaluate(cut)
     search.improve(search.best)
@@ -95,6 +92,33 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(path for path in search.paths if path.path))
+
+
+def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound]) -> tuple[float, CutProof]:
+    """(seconds that no cut is below, the proof): the greatest least of one of these paths.
+
+    No cut is traced, so this is quick. Raises InputError as `least_over_cuts` does.
+    """
+    search = CutPlanes(problem, _untraced, None, FINEST)
+    numbers, box = [search.add(path) for path in paths], _every_cut(search)
+    least = [float((one[0] + search.fixed[q]).min()) for q in numbers
+             for one in least_with_options(box, search.tables[q][None])[:1]]
+    most = max(range(len(least)), key=least.__getitem__)
+    root = CutNode((((numbers[most], 1.0),),))
+    return least[most] * (1 - FINEST), CutProof(tuple(search.trails), (), box.groups, root)
+
+
+def _untraced(cut: tuple[int, ...]) -> tuple[float, PathBound]:
+    raise AssertionError(f"{cut}: paths alone bound here")
+
+
+def _every_cut(search: CutPlanes) -> Box:
+    """The box of all cuts. Raises InputError where there is none."""
+    box = single_stages(search.possible)
+    if box.empty:
+        raise InputError(f"{search.problem.blocks} blocks for {search.problem.schedule.stages} stages: no cut gives "
+                         "each stage a number of blocks that it can have; use fewer stages, or give them more memory")
+    return box
 
 
 def joined(least: Array, apart: float) -> Array:

@@ -95,18 +95,26 @@ class _Pool:
 def _merged(table: Table) -> Table:
     """The table with one class for all options with equal rows; classes are numbered by their first option."""
     core, classes = table.core, list(table.classes)
+    told = [i for i, one in enumerate(core) if one.any()]
     for axis in range(core[0].ndim):
         used = list(dict.fromkeys(classes[axis].tolist()))
-        rows = [np.ascontiguousarray(np.moveaxis(a, axis, 0)) for a in core]
-        known: dict[tuple[bytes, ...], int] = {}
-        new = {c: known.setdefault(tuple(r[c].tobytes() for r in rows), len(known)) for c in used}
+        rows, known = _row_names([core[i] for i in told], axis) or [b""] * core[0].shape[axis], dict[bytes, int]()
+        new = {c: known.setdefault(rows[c], len(known)) for c in used}
         first = {n: c for c, n in reversed(new.items())}
-        if len(first) < len(rows[0]) or list(first) != list(range(len(first)))[::-1] or used != sorted(used):
+        if len(first) < len(rows) or list(first) != list(range(len(first)))[::-1] or used != sorted(used):
             core = (core[0].take([first[n] for n in range(len(first))], axis),
                     core[1].take([first[n] for n in range(len(first))], axis),
                     core[2].take([first[n] for n in range(len(first))], axis))
             classes[axis] = np.array([new[c] for c in classes[axis].tolist()], dtype=np.intp)
     return Table(*core, classes)
+
+
+def _row_names(arrays: Sequence[Array], axis: int) -> list[bytes]:
+    """By class along an axis, the bytes of its numbers in all arrays, which are equal for equal rows."""
+    rows = [np.moveaxis(one, axis, 0).reshape(one.shape[axis], -1) for one in arrays]
+    whole = np.ascontiguousarray(np.concatenate(rows, axis=1)) if rows else np.zeros((0, 1))
+    found: list[bytes] = whole.view(f"V{whole.shape[1] * whole.itemsize}").ravel().tolist()
+    return found
 
 
 def _kept(problem: Problem) -> list[Kept]:
@@ -156,8 +164,8 @@ def _distinct(size: int, tables: Sequence[tuple[Table, int, int]]) -> Kept:
             own += times * view.seconds[view.classes, 0]
         else:
             known: dict[bytes, int] = {}
-            codes.append(np.array([known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
-                                   for row in view.seconds])[view.classes])
+            codes.append(np.array([known.setdefault(row, len(known)) for row in _row_names([view.seconds], 0)]
+                                  )[view.classes])
     groups: dict[tuple[int, ...], list[int]] = {}
     alike = np.stack(codes, axis=1).tolist() if codes else [()] * size
     for k in np.flatnonzero(~dead).tolist():

@@ -16,7 +16,7 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
-from autoddl.search.pipeline_cuts import joined, least_over_cuts
+from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
 
 CLOSE = 1e-9
 
@@ -68,7 +68,10 @@ def chain(name: str, blocks: int, ranks: int, microbatches: int) -> CutProblem:
 
 
 def check_chain(seed: int) -> int:
-    """The best cut is the best of all cuts, its proof holds, and one of 1 % more is refused."""
+    """The best cut is the best of all cuts, its proof holds, and one of 1 % more is refused.
+
+    The bound of the closed paths alone is no more than the best, and its proof holds too.
+    """
     problem = draw_problem(seed)
     if problem is None:
         return 0
@@ -76,6 +79,10 @@ def check_chain(seed: int) -> int:
     assert found.seconds == pytest.approx(best, rel=CLOSE) and found.bound == pytest.approx(best, rel=CLOSE)
     assert seconds_of(problem, found.cut) == pytest.approx(best, rel=CLOSE) and found.bound <= best * (1 + 1e-12)
     check_pipeline_bound(problem, found.proof, found.bound)
+    once = ("gather", "reduce", "update") if problem.seconds[:, :, 3:].any() else ()
+    first, proof = bound_of_paths(problem, closed_paths(problem.schedule, once))
+    assert first <= best
+    check_pipeline_bound(problem, proof, first)
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, found.proof, found.bound * 1.01)
     return 1

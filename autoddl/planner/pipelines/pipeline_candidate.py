@@ -34,7 +34,7 @@ from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
 from autoddl.search.cut_planes import Blend
-from autoddl.search.pipeline_cuts import least_over_cuts
+from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
 __all__ = ["Alternative", "CutSearch", "TriedCut", "try_cut"]
 
@@ -55,6 +55,8 @@ FEW = 32
 
 OTHERS = 4
 """Cuts beside the best that are solved where a gap is left."""
+
+STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
 FIRST_EFFORT, EFFORT = 12, 60
 """Boxes of cuts that are looked into for the first bound, and for each other."""
@@ -194,15 +196,15 @@ class CutSearch:
         return bool(self.ended) or self.is_closed
 
     def advance(self, best: float) -> None:
-        """Solves the cuts that are least, and finds the bound of what is known then; at first it finds the bound alone.
+        """Solves the cuts that are least, and finds the bound of what is known then; at first that of paths alone.
 
         `best` are the seconds of the best plan of any candidate.
         """
         self.best = min(best, self.seconds)
         if not self.paths:
-            self.paths = closed_paths(self.schedule, ONCE)
-            self.part.begin()
-        elif self.answer is not None:
+            self._begin()
+            return
+        if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
             for sizes in dict.fromkeys((self.answer.cut, self.answer.weakest)):
                 self._solve(tuple(accumulate(sizes))[:-1], sizes == self.answer.cut)
@@ -210,9 +212,20 @@ class CutSearch:
         self.best = min(self.best, self.seconds)
         self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
-            self.bound, self.ended = inf, "no stage has a plan that fits the budget with its microbatches in flight"
+            self.bound, self.ended = inf, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
+
+    def _begin(self) -> None:
+        """Finds the bound of the schedule's closed paths, which takes little time."""
+        self.paths = closed_paths(self.schedule, ONCE)
+        self.part.begin()
+        problem = cut_problem(self.part, self.schedule, self.flights)
+        try:
+            self.bound, proof = bound_of_paths(problem, self.paths)
+            self.proof = problem, proof, self.part.places
+        except InputError:
+            self.bound, self.ended = inf, STARVED
 
     @property
     def _tolerance(self) -> float:

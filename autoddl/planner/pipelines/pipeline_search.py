@@ -71,7 +71,8 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         key = d, m, chunks_of(name), splits_backward(name), pipes_of(name)
         try:
             if key not in parts:
-                other = parts.get((*key[:3], not key[3], key[4]))
+                alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, m, key[4]))
+                other = next(alike, None)
                 parts[key] = _part(task, *key, other)
             search = CutSearch(parts[key], name, tell, late)
             search.advance(best)
@@ -166,7 +167,7 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
 
 def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool, pipes: int,
           other: StageParts | None) -> StageParts:
-    """The stages of one candidate, and what `other` stages know that are alike but for whether backward is split.
+    """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
     Raises InputError where the cluster or the model cannot be cut so.
     """
@@ -183,5 +184,5 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
     name = f"chimera:{pipes // 2}" if pipes > 1 else "zb-v"
     where = generate(name, parts, microbatches).placement if pipes > 1 or (splits and chunks > 1) else ()
     if other is not None and other.task == task:
-        return other.scheduled(splits, where)
+        return other.scheduled(stages, splits, where)
     return StageParts(task, stages, parts, microbatches, places, splits=splits, placement=where)

@@ -30,7 +30,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
 from math import inf
 from typing import Any
 
@@ -89,10 +88,13 @@ class StageParts(SolvedStages):
                                          _pinned={}, _least=least)
         return self._under[share]
 
-    def scheduled(self, splits: bool, placement: tuple[tuple[int, ...], ...]) -> "StageParts":
-        """Stages like these under a schedule of another kind; what is found of plans of one is known of the other."""
-        return replace(self, splits=splits, placement=placement, _counted={}, _prices=StagePrices(), _under={},
-                       _pinned={})
+    def scheduled(self, stages: int, splits: bool, placement: tuple[tuple[int, ...], ...]) -> "StageParts":
+        """Stages like these under a schedule of another kind, more or fewer on every part of the cluster.
+
+        What is found of plans of one is known of the other.
+        """
+        return replace(self, stages=stages, splits=splits, placement=placement, _counted={}, _prices=StagePrices(),
+                       _under={}, _pinned={})
 
     def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
         """Stages like these on one mesh, with more pins; nothing is known of them yet."""
@@ -106,17 +108,13 @@ class StageParts(SolvedStages):
                                         _under={}, _pinned={})
         return self._pinned[key]
 
-    def _known_key(self, a: int, b: int) -> str:
-        """The structure of the stage, empty where neither it nor one like it was made."""
-        like = self._like(a, b)
-        return self._alone[like][1] if like in self._alone else ""
-
     def _every(self, known: Callable[[str], float]) -> Array:
         """[a, b]: what is known of the stage from place a to place b by its structure, else 0."""
         found = np.zeros((self.units + 1, self.units + 1))
-        for a, b in combinations(range(self.units + 1), 2):
-            key = self._known_key(a, b)
-            found[a, b] = known(key) if key else 0.0
+        for like, (_, key) in self._alone.items():
+            if value := known(key):
+                for at in self._alike[like]:
+                    found[at] = value
         return found
 
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
@@ -181,8 +179,8 @@ class StageParts(SolvedStages):
     def _every_side(self, known: Mapping[tuple[str, Any], float]) -> Array:
         """[a, b]: what is known of the stage from place a to place b by its structure and its ports, else 0."""
         keys, found = {key for key, _ in known}, np.zeros((self.units + 1, self.units + 1))
-        for a, b in combinations(range(self.units + 1), 2):
-            if (key := self._known_key(a, b)) in keys:
+        for like, (_, key) in self._alone.items():
+            for a, b in self._alike[like] if key in keys else ():
                 found[a, b] = known.get((key, self._sides(a, b)), 0.0)
         return found
 

@@ -12,10 +12,10 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import inf
 from typing import Any
 
@@ -179,6 +179,14 @@ class StageUnits:
     def _like(self, a: int, b: int) -> tuple[Any, ...]:
         """A key that stages have in common which are alike."""
         return (a == 0, b == self.units, self._kinds[a:b])
+
+    @cached_property
+    def _alike(self) -> Mapping[tuple[Any, ...], Sequence[tuple[int, int]]]:
+        """By such a key, the places from which and to which its stages go."""
+        found = dict[tuple[Any, ...], list[tuple[int, int]]]()
+        for a, b in combinations(range(self.units + 1), 2):
+            found.setdefault(self._like(a, b), []).append((a, b))
+        return found
 
     def alone(self, a: int, b: int) -> tuple[StageGraph, str]:
         """The stage from place a to place b, or one like it; everything before is one stage, and everything behind."""
