@@ -26,7 +26,7 @@ from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.options import Options, PlanOptions, documented
 from autoddl.planner.overlap import overlapped
 from autoddl.planner.pins import allowed_meshes, region_of
-from autoddl.planner.pipelines.pipeline_search import staged_plan
+from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.uniform_pipelines import UNIFORM, check_degrees, configured_pipeline, uniform_pipeline
 from autoddl.planner.strategies import degrees_of, named_strategies
 from autoddl.planner.task import PlanTask, task_of
@@ -116,7 +116,7 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     if task.options.stages != (1,) and task.options.mine is not None:
         return configured_pipeline(task, progress)
     if task.options.stages != (1,):
-        return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress)
+        return staged_plan(task, _undrawn if 1 in task.options.stages else None, progress)
     return _without_stages(task, progress)
 
 
@@ -131,6 +131,13 @@ def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
     if task.options.overlap and not found.interrupted:
         return overlapped(task, found, best, _spaces(task, tried), finish)
     return best
+
+
+def _undrawn(task: PlanTask, progress: Progress | None) -> WithoutStages:
+    """The fastest plan without stages, which is drawn where nothing is faster."""
+    tried = _candidates(task)
+    found = search(task, tried, progress)
+    return WithoutStages.of(found, len(tried), partial(_finish, task, found, len(tried), task.options))
 
 
 def plan_among(task: PlanTask, candidates: Sequence[Candidate], progress: Progress | None = None) -> Plan:
@@ -218,7 +225,7 @@ def _row(title: str, find: _Find) -> Comparison:
 def _found(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, bool]:
     if task.options.stages == (1,):
         return _best(task, _candidates(task), progress)
-    return staged_plan(task, _without_stages if 1 in task.options.stages else None, progress), "", False
+    return staged_plan(task, _undrawn if 1 in task.options.stages else None, progress), "", False
 
 
 def _mine(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, bool]:

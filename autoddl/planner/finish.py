@@ -13,7 +13,7 @@ from autoddl.planner.candidates import Solved, Space
 from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.microbatch_variants import Variant
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines.pipeline_search import staged_plan
+from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.question import Question, candidates_of, source_of, task_of_question
 from autoddl.planner.regular import regular
 from autoddl.planner.task import PlanTask
@@ -49,13 +49,14 @@ def answer_plan(question: Question, plan: Plan, progress: Progress | None = None
     about = {"model": plan.model, "factory": dict(plan.factory)}
     task, stages = replace(task_of_question(question), about=about), question.options.stages
 
-    def plain(task: PlanTask, progress: Progress | None) -> Plan:
+    def plain(task: PlanTask, progress: Progress | None) -> WithoutStages:
         candidates = candidates_of(question.asking(stages=(1,), cut=()))
         found = search(task, candidates, progress)
-        one = task.variant(found.best.pricing.microbatches)
-        return finished_plan(task, found, len(candidates), task.options, one)
+        one, count = task.variant(found.best.pricing.microbatches), len(candidates)
+        return WithoutStages.of(found, count, lambda: finished_plan(task, found, count, task.options, one))
 
-    best = plain(task, progress) if stages == (1,) else staged_plan(task, plain if 1 in stages else None, progress)
+    best = plain(task, progress).draw() if stages == (1,) else \
+        staged_plan(task, plain if 1 in stages else None, progress)
     return replace(best, sample=scaled_sample(plan.sample, plan.microbatches, best.microbatches))
 
 

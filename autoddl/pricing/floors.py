@@ -2,12 +2,14 @@
 
     floor    all work split evenly over all devices, with no communication
     cone     the ops that depend on no parameter, which every rank runs whole
+    states   bytes of parameters, gradients and the optimizer's state, which some rank has its part of
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from math import prod
 
-from autoddl.core.graph import Graph, Kind
+from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import Layout
 from autoddl.cost_models import Cluster, Kernel, least_seconds
 from autoddl.operators.fusion import chains
@@ -16,9 +18,10 @@ from autoddl.operators.ring import offers_ring
 from autoddl.operators.work import weight_kernels, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.kernel_prices import computed_dtype, kernel_of, op_seconds
+from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.price import Pricing
 
-__all__ = ["cone_cost", "floor_passes", "floor_seconds", "floor_sums"]
+__all__ = ["cone_cost", "floor_passes", "floor_seconds", "floor_sums", "state_bytes"]
 
 
 def floor_seconds(graph: Graph, cluster: Cluster) -> float:
@@ -38,19 +41,36 @@ def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int],
 def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
                ends: Sequence[int]) -> list[tuple[float, float, float]]:
     """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
-    sums, fused = [[0.0, 0.0, 0.0]], chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
+    fused = chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
     narrow = narrow_products(graph) if cluster.device.narrow else {}
+    sums, known = [(0.0, 0.0, 0.0)], dict[Hashable, tuple[float, float, float]]()
     for op in graph.ops:
-        found = list(sums[-1])
-        shapes = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)]
-        forward, backward = work(op, graph, shapes[0], shapes[1], differentiable) if op.name not in fused else ((), ())
         dtype = cluster.device.narrow if op.name in narrow else computed_dtype(graph, op)
-        late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
-        ways = [0] * len(forward) + [1 + waits for waits in late]
-        for way, kernel in zip(ways, (*forward, *backward), strict=True):
-            found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
-        sums.append(found)
-    return [(sums[end][0], sums[end][1], sums[end][2]) for end in ends]
+        key = _likeness(graph, op, differentiable, weights), op.name in fused, dtype
+        if key not in known:
+            alone = op.name not in fused
+            known[key] = _op_floor(graph, op, cluster, dtype, differentiable, weights) if alone else (0.0, 0.0, 0.0)
+        sums.append((sums[-1][0] + known[key][0], sums[-1][1] + known[key][1], sums[-1][2] + known[key][2]))
+    return [sums[end] for end in ends]
+
+
+def _likeness(graph: Graph, op: Op, differentiable: frozenset[int], weights: frozenset[int]) -> Hashable:
+    """A key that is equal for ops whose kernels are equal."""
+    tensors = tuple([(t.shape, t.dtype, t.itemsize, t.kind, i in differentiable, i in weights) for i, t in
+                     ((i, graph.tensors[i]) for i in (*op.inputs, *op.outputs))])
+    return op.target, op.slots, tuple([pair for pair in op.args if pair[0] != "key"]), tensors
+
+
+def _op_floor(graph: Graph, op: Op, cluster: Cluster, dtype: str, differentiable: frozenset[int],
+              weights: frozenset[int]) -> tuple[float, float, float]:
+    """The least seconds of an op's forward, of its backward, and of what waits for W."""
+    shapes, found = [tuple(graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs)], [0.0, 0.0, 0.0]
+    forward, backward = work(op, graph, shapes[0], shapes[1], differentiable)
+    late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
+    ways = [0] * len(forward) + [1 + waits for waits in late]
+    for way, kernel in zip(ways, (*forward, *backward), strict=True):
+        found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
+    return found[0], found[1], found[2]
 
 
 def _least(cluster: Cluster, kernel: Kernel, rings: bool) -> float:
@@ -60,6 +80,16 @@ def _least(cluster: Cluster, kernel: Kernel, rings: bool) -> float:
         return found
     block = replace(kernel, shape=(*kernel.shape[:-1], 0), name=kernel.name.replace("causal", "full"))
     return min(found, least_seconds(cluster.device, block, cluster.size))
+
+
+def state_bytes(graph: Graph, optimizer: str) -> float:
+    """Bytes of all parameters that are read, their gradients and the optimizer's state at the update, each once.
+
+    So some rank of n has no less than an n-th of them, however layouts and stages divide them.
+    """
+    flows, used, made = graph.differentiable(), {t for op in graph.ops for t in op.inputs}, optimizer_of(optimizer)
+    return sum(prod(one.shape) * one.stored.itemsize * (2 + made.copies(one) if t in flows else 1)
+               for t, one in enumerate(graph.tensors) if one.kind is Kind.PARAMETER and t in used)
 
 
 def cone_cost(pricing: Pricing) -> tuple[float, float]:

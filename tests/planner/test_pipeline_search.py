@@ -18,13 +18,15 @@ from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, tr
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
+from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.pricing.floors import floor_passes
+from autoddl.pricing.floors import floor_passes, state_bytes
 from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.stage_seconds import stage_seconds
 
@@ -157,6 +159,7 @@ def test_stages_are_proved_like_any_plan_and_hold_their_budget() -> None:
     tight = replace(one, budget=0.97 * free.predicted.peak_bytes)
     plan = pipeline_plan(tight, Staged(cuts_of(one, 2)[1], "1f1b", 4))
     assert plan.pipeline is not None and plan.predicted.peak_bytes <= tight.budget
+    assert plan.predicted.peak_bytes >= state_bytes(one.graph, "adamw") / 4, "some rank has its part of all states"
     for stage in plan.pipeline.stages:
         assert proved(stage.plan).bound == pytest.approx(stage.plan.bound, rel=1e-6)
         assert stage.plan.in_flight == 2 - plan.pipeline.stages.index(stage)
@@ -211,5 +214,18 @@ def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> No
 @pytest.mark.slow
 def test_a_budget_that_no_stage_meets_is_infeasible() -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)
+    budget = 1.01 * state_bytes(task(layers=2).graph, "adamw") / 4
     with pytest.raises(Infeasible):
-        autoddl.plan(model, FOUR, sample, stages=(2,), microbatches=(4,), budget=10_000, max_axes=2)
+        autoddl.plan(model, FOUR, sample, stages=(2,), microbatches=(4,), budget=budget, max_axes=2)
+
+
+def test_a_budget_below_the_states_of_a_rank_is_refused_before_a_search() -> None:
+    one = task(layers=2)
+    least = state_bytes(one.graph, "adamw") / 4
+
+    def never(task: PlanTask, progress: Progress | None) -> WithoutStages:
+        raise AssertionError("something was searched")
+
+    with pytest.raises(Infeasible, match="split over all devices") as error:
+        staged_plan(replace(one, budget=0.99 * least), never, None)
+    assert error.value.is_proved and error.value.needed == least

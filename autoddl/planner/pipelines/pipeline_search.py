@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
+from typing import NamedTuple
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
@@ -20,7 +21,7 @@ from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import check_updates, cut_graph
 from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
-from autoddl.planner.mesh_search import Progress
+from autoddl.planner.mesh_search import Found, Progress, cut_short
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
@@ -29,11 +30,12 @@ from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import chunks_of, pipes_of, splits_backward, stage_cluster
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
+from autoddl.pricing.floors import state_bytes
 
 LOOKED = 2
 """Candidates in which cuts beside the best are solved, those that found best."""
 
-__all__ = ["PipelineFound", "plan_of_cut", "search_pipelines", "staged_plan"]
+__all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +120,47 @@ def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int
     return tell
 
 
-def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Plan] | None, progress: Progress | None
-                ) -> Plan:
+class WithoutStages(NamedTuple):
+    """The fastest plan without stages, before it is drawn.
+
+        seconds      of a step
+        bound        seconds that no plan without stages is below
+        proof        of the bound
+        candidates   that were searched
+        draw         makes the plan, which takes seconds where it is large
+    """
+
+    seconds: float
+    bound: float
+    proof: str
+    candidates: int
+    draw: Callable[[], Plan]
+
+    @classmethod
+    def of(cls, found: Found, candidates: int, draw: Callable[[], Plan]) -> "WithoutStages":
+        """The fastest plan that a search over so many candidates found."""
+        solution = found.best.solution
+        proof = cut_short(solution.proof) if found.interrupted else solution.proof
+        return cls(solution.seconds, min(found.bound, solution.seconds), proof, candidates, draw)
+
+
+def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], WithoutStages] | None,
+                progress: Progress | None) -> Plan:
     """The fastest plan of all numbers of stages that the options allow; `plain` finds the one without stages.
 
-    Its bound is that of all of them. Raises Infeasible, with what each alternative lacks, where none fits.
+    Its bound is that of all of them. Raises Infeasible, with what each alternative lacks, where none fits. Where
+    parameters and states alone are above the budget, that is before anything is searched.
     """
-    best, problem = None, None
+    best, problem, least = None, None, state_bytes(task.graph, task.options.optimizer) / task.cluster.size
+    if least > task.budget:
+        raise Infeasible(least, task.budget, "parameters, gradients and the optimizer's state take that, split over "
+                         "all devices: use more devices, another optimizer or a larger budget")
     if plain is not None:
         try:
             best = plain(replace(task, options=replace(task.options, stages=(1,))), progress)
         except Infeasible as error:
             problem = error
-    found = search_pipelines(task, best.predicted.seconds if best else inf, progress)
+    found = search_pipelines(task, best.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
               "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
@@ -151,10 +181,11 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Pla
         raise Infeasible(least, task.budget,
                          "take more stages, recomputation, a smaller batch or a larger budget",
                          problem.reachable if problem else inf)
-    return replace(best, bound=min(bound, best.predicted.seconds),
-                   source=best.source | {"alternatives": source["alternatives"], "asked": source["asked"],
+    drawn = best.draw()
+    return replace(drawn, bound=min(bound, drawn.predicted.seconds),
+                   source=drawn.source | {"alternatives": source["alternatives"], "asked": source["asked"],
                                          "bound_without_stages": best.bound},
-                   proof=f"{best.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")
+                   proof=f"{drawn.proof}; {len(found.alternatives)} pipelines by the paths of their schedules")
 
 
 def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
