@@ -30,6 +30,7 @@ from autoddl.capture.patches.torch_checkpoint_patch import note_checkpoints
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
+from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
 from autoddl.capture.rewrites.autocast_casts import cast_regions
 from autoddl.capture.rewrites.export_passes import (
     check_averages,
@@ -147,8 +148,8 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mix
             ) -> tuple[ExportedProgram, list[OwnCall]]:
     """The exported program, and the calls of autograd Functions in it."""
     try:
-        with (_quiet(), build_masks_as_run(model), experts_as_operators(model), flex_attention_as_operator(),
-              enter_autocast_anywhere(mixed), guard_export() as calls):
+        with (_quiet(), build_masks_as_run(model), experts_as_operators(model), switch_layers_as_operators(model),
+              flex_attention_as_operator(), enter_autocast_anywhere(mixed), guard_export() as calls):
             return torch.export.export(model, args, kwargs, strict=False), calls
     except Exception as error:
         raise _explain(type(model).__name__, error) from error

@@ -17,6 +17,7 @@ from autoddl.capture.patches.torch_export_patch import delay_code_generation, sh
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
+from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
 
 
 class Doubled(torch.autograd.Function):
@@ -56,15 +57,19 @@ def patched() -> list[Any]:
     return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
             masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting, masking.fast_all,
             library.create_mask, library.flex_attention_hop,
-            sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface]
+            sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface,
+            sys.modules["transformers.models.switch_transformers.modeling_switch_transformers"]
+            .SwitchTransformersExperts.forward]
 
 
 @pytest.mark.parametrize("opened", [
     delay_code_generation, shorten_stacks, lambda: replace_apply(lambda *call: None),
     lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0]),
-    flex_attention_as_operator], ids=["code", "stacks", "functions", "masks", "experts", "flexible"])
+    lambda: switch_layers_as_operators(zoo.switch()[0]),
+    flex_attention_as_operator], ids=["code", "stacks", "functions", "masks", "experts", "switch", "flexible"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
     zoo.llama()
+    zoo.switch()
     before = patched()
     with pytest.raises(KeyError), opened():
         assert patched() != before

@@ -14,6 +14,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.materialize import arguments
 from autoddl.capture.rewrites.gate_text import gate_text
 from autoddl.capture.sample import Sample
+from autoddl.core.errors import CaptureError
 
 
 def experts_of(captured: Captured) -> list[dict[str, Any]]:
@@ -39,6 +40,30 @@ def test_the_program_computes_what_the_library_does(family: str, how: str) -> No
     assert mine.keys() == truth.keys() and any("experts" in name for name in mine)
     for name, one in truth.items():
         torch.testing.assert_close(mine[name], one, rtol=1e-4, atol=1e-6)
+
+
+def test_experts_with_a_capacity_drop_what_the_library_drops() -> None:
+    module, sample = zoo.switch(layers=1, B=2, T=8, capacity=2)
+    kept = list[Tensor]()
+    router = module.get_submodule("model.encoder.block.0.layer.1.mlp.router")
+    router.register_forward_hook(lambda part, given, out: kept.append(out[0]))
+    captured = capture(module, sample)
+    assert len(experts_of(captured)) == 2 and len(kept) == 1
+    truth = gradients(module(**sample.kwargs), module)
+    assert 0 < kept[1].sum() < 16, "some tokens are dropped"
+    mine = gradients(captured.program(*arguments(module, sample, captured))[0], module)
+    assert any("expert_3.wi" in name for name in mine)
+    for name, one in mine.items():
+        torch.testing.assert_close(one, truth.get(name, torch.zeros_like(one)), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("named", "says"), [
+    ({"dropout_rate": 0.1}, "drop 10% of the values between their products"),
+    ({"router_dtype": "bfloat16"}, "a router computes in torch.bfloat16 and turns its weights, in torch.float32")])
+def test_experts_with_a_capacity_that_are_not_planned_for_say_why(named: dict[str, Any], says: str) -> None:
+    module, sample = zoo.switch(layers=1, B=2, T=8, **named)
+    with pytest.raises(CaptureError, match=says):
+        capture(module, sample)
 
 
 def test_a_copy_of_a_matrix_for_every_token_stays_where_a_model_asks_for_it() -> None:

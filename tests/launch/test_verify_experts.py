@@ -52,6 +52,27 @@ def test_tokens_that_are_sent_to_their_experts_compute_what_one_process_does(fam
     assert checked.passed and checked.collective_mismatches == 0, checked
 
 
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "seed"), [(name, seed) for name in ("switch", "qwen3_next") for seed in range(4)])
+def test_experts_with_a_capacity_and_beside_delta_rules_compute_what_one_process_does(name: str, seed: int) -> None:
+    """The plan of a seed, from the fourth of it on the first that splits a layer of experts."""
+    made = Factory(ZOO, name, {"layers": 1} if name == "switch" else {})
+    captured = capture(*made.build())
+    plan = next(plan for plan in (random_plan(captured, 20 * seed + more) for more in range(20)) if splits(plan))
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["switch", "qwen3_next"])
+def test_found_plans_of_these_compute_what_one_process_does(name: str) -> None:
+    made = Factory(ZOO, name, {})
+    model, sample = made.build()
+    assert verified(autoddl.plan(model, LAPTOP, sample, factory=made.to_json()), made).passed
+
+
 def loads_of(plan: Plan) -> list[float]:
     """On one rank: the load of every message of tokens, of a mixture whose router prefers the first experts."""
     model, sample = factory("Mixtral").build()

@@ -136,6 +136,25 @@ def routed(family: str = "Mixtral", layers: int = 2, B: int = 4, T: int = 16, dt
     return _language(f"{family}ForCausalLM", config, B, T, dtype, {})
 
 
+def switch(layers: int = 2, B: int = 4, T: int = 16, capacity: int = 3, dtype: torch.dtype = torch.float32,
+           **more: Any) -> Made:
+    """Switch Transformers, whose experts take so many tokens of a sequence and drop the others."""
+    config = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_heads": 4, "num_layers": layers, "num_decoder_layers": layers,
+              "num_experts": 4, "expert_capacity": capacity, "num_sparse_encoder_layers": 1, "dropout_rate": 0.0,
+              "num_sparse_decoder_layers": 1, "router_jitter_noise": 0.0, "decoder_start_token_id": 0,
+              "pad_token_id": 0, **more}
+    return _language("SwitchTransformersForConditionalGeneration", config, B, T, dtype, {})
+
+
+def qwen3_next(B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32) -> Made:
+    """A layer with a delta rule and one with attention, each with experts and one that all tokens share."""
+    config = {**DECODER, "num_hidden_layers": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+              "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+              "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
+              "layer_types": ["linear_attention", "full_attention"], "experts_implementation": "eager"}
+    return _language("Qwen3NextForCausalLM", config, B, T, dtype, {})
+
+
 def looped(family: str, **options: Any) -> Made:
     """A mixture that loops over the chosen experts, which works in float64: torch's grouped products do not."""
     return routed(family, experts_implementation="eager", **options)

@@ -9,6 +9,7 @@ Each file `NAME_patch` is named after what it patches:
     torch_parameters        parameters without memory while a model is made
     transformers_experts    layers of experts as operators
     transformers_masks      masks built as a run builds them
+    transformers_switch     layers of experts with a capacity as operators
 
 May import what `autoddl.capture` may, and of it `gate_text` alone.
 """
