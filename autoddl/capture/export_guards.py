@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributions import dirichlet
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
 
@@ -25,6 +26,8 @@ from autoddl.capture.rewrites.raising_branches import asked_number, decided
 __all__ = ["guard_export"]
 
 HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook)
+OPERATORS = {dirichlet._Dirichlet: torch._sample_dirichlet}
+"""Functions that draw, and the operator that a program has for each: its draw goes by position, with a gradient."""
 GRADIENTS = (torch.autograd.grad, Tensor.backward)
 
 
@@ -61,6 +64,8 @@ def guard_export() -> Iterator[list[OwnCall]]:
 
     def instead(function: type[torch.autograd.Function], apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any]
                 ) -> Any:
+        if function in OPERATORS:
+            return OPERATORS[function](*args, **kwargs)
         given = (*args, *kwargs.values())
         needs = torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given)
         known = function.__name__ == OWN_BACKWARD

@@ -65,6 +65,7 @@ index        table        index           inputs   -                    take_alo
 index        table        index           nothing  -                    index
 index        table        index           shape    -                    gather
 elementwise  -            add             inputs   -                    addcdiv
+elementwise  -            exponential     inputs   -                    autoddl.variate
 elementwise  -            copy            inputs   -                    __and__ __or__ __xor__ arctan2 atan2
                                                                         bitwise_and bitwise_not bitwise_or bitwise_xor
                                                                         broadcast_tensors broadcast_to contiguous

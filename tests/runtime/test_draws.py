@@ -58,7 +58,7 @@ def plans_of(mesh: str, count: int) -> dict[str, list[Plan]]:
 
 @pytest.mark.ranks
 @parametrize_or_slow("mesh", MESHES[1:], MESHES[:1])
-def test_ten_modules_draw_the_same_bits_on_every_mesh(mesh: str) -> None:
+def test_modules_draw_the_same_bits_on_every_mesh(mesh: str) -> None:
     count = 3
     alone = drawn(plans_of("one=1", 1))
     for ranks in on_ranks(4, drawn, plans_of(mesh, count)):
@@ -74,7 +74,8 @@ def test_one_process_draws_what_the_captured_program_does(name: str) -> None:
     (steps,) = drawn({name: [plan]}, seed=0)
     for step, found in enumerate(steps):
         module, sample = made(name)
-        seeded(captured(name).program, step)(*module.parameters(), *sample)[0].backward()
+        values = (*module.parameters(), *captured(name).constants.values(), *sample)
+        seeded(captured(name).program, step)(*values)[0].backward()
         (weight,) = module.parameters()
         assert weight.grad is not None and torch.equal(weight.grad, found)
 

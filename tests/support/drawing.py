@@ -1,4 +1,4 @@
-"""Ten modules that draw random numbers, of every kind: the gradient of `weight` is what was drawn, bit by bit.
+"""Modules that draw random numbers, of every kind: the gradient of `weight` is what was drawn, bit by bit.
 
     made(name) -> (module, sample)        loss = sum(weight * drawn), weight of the shape of what is drawn
 """
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributions, nn
 from torch.nn import functional as F
 
 __all__ = ["DRAWS", "Dropped", "Scaled", "dropped", "made"]
@@ -65,9 +65,30 @@ def others(x: Tensor) -> Tensor:
     return y + torch.empty_like(x).log_normal_() + torch.empty_like(x).geometric_(0.3)
 
 
+def counted(x: Tensor) -> Tensor:
+    drawn = torch.poisson(x.exp()) + torch.binomial(torch.full_like(x, 5.0), x.sigmoid())
+    tries: Tensor = distributions.NegativeBinomial(torch.full_like(x, 3.0), logits=x).sample()
+    return drawn + tries
+
+
+def shaped(x: Tensor) -> Tensor:
+    """Laws of torch.distributions that are made of gamma numbers."""
+    positive = x.exp()
+    drawn = distributions.Gamma(positive, positive + 1).rsample() + distributions.Beta(positive, positive).rsample()
+    return drawn + distributions.StudentT(positive + 1, x).rsample()
+
+
+def recurrent(x: Tensor) -> Tensor:
+    """Layers that pass positive numbers on, so that what is dropped between them shows."""
+    steps, state = torch.stack([x, 2 * x]), torch.zeros(3, *x.shape, dtype=x.dtype)
+    weights = [torch.eye(WIDTH, dtype=x.dtype), torch.zeros(WIDTH, WIDTH, dtype=x.dtype)]
+    out, last = torch.rnn_relu(steps, state, weights * 3, False, 3, 0.5, True, False, False)
+    return out[0] + out[1] + last[0] + last[1] + last[2]
+
+
 DRAWS: Mapping[str, Callable[[Tensor], Tensor]] = {
     f.__name__: f for f in (dropped_path, dropped_path_of_rand, uniform, normal, whole, kept, leaky, gumbel, chosen,
-                            others)}
+                            others, counted, shaped, recurrent)}
 
 
 class Scaled(nn.Module):

@@ -185,6 +185,8 @@ OTHERS = [
          torch.tensor([3, 2, 2, 1, 3])),
     case("autoddl.ctc_loss", f(6, 6, 5).log_softmax(-1), ints(3, 6, 2), torch.full((6,), 6), torch.full((6,), 1),
          4, True),
+    case("autoddl.variate", positive(4, 6), "gamma", positive(4, 6)),
+    case("autoddl.variate", positive(5, 6, 7), "binomial", ints(9, 5, 6, 7).double(), positive(6, 1)),
     case("autoddl.draw", [5, 6, 7], "normal", 0.0, 1.0, torch.float64, key=1),
     case("autoddl.draw", [6, 7], "whole", 0, 9, torch.int64, key=2), case("autoddl.draw", [], "uniform", 0.0, 1.0,
                                                                           torch.float64),

@@ -6,6 +6,9 @@ Reading order:
     raising_branches            branches that only raise, which a graph checks instead
     own_backward                calls of torch.autograd.Function, which become one operator each
     randomness                  draws of random numbers, by position
+    drawing                     the calls that it inserts
+    drawn_variates              draws whose numbers are tensors
+    recurrent_dropout           recurrent layers with dropout between them
     complex_products            rotations by complex numbers, in real ones
     ctc_losses                  losses of sequences as an operator
     growing_lists               concatenations of growing lists, as chains

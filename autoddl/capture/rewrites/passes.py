@@ -59,6 +59,8 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
             node.args = (node.args[0], list(node.meta["val"].shape))
         elif name == "chunk.default":
             _split(node)
+        elif name == "_is_all_true.default":
+            node.target = aten.all.default
         elif name.partition(".")[0] in FILLED:
             _filled(node)
         elif name == "broadcast_tensors.default":

@@ -36,6 +36,8 @@ from autoddl.operators.kernels import custom_ops
 __all__ = ["asked_number", "check_conditions", "decided"]
 
 TORCH = str(Path(torch.__file__).parent)
+MODELS = (f"{TORCH}/nn/", f"{TORCH}/distributions/")
+"""Where torch has code of models, which checks what it gets."""
 OURS = str(Path(__file__).parents[1])
 WARNS = ("warn", "warning", "warning_once", "info", "debug", "error", "print")
 
@@ -114,10 +116,10 @@ def _sides(branch: ast.If | ast.Assert) -> Sequence[ast.AST]:
 
 
 def _asking(frame: FrameType | None) -> FrameType | None:
-    """The frame of the model, or of torch.nn, that asks: in front of it there are those of the trace."""
+    """The frame of the model, of torch.nn or of torch.distributions that asks; those of the trace lie in front."""
     while frame is not None:
         file = frame.f_code.co_filename
-        if not file.startswith((TORCH, OURS)) or file.startswith(f"{TORCH}/nn/"):
+        if not file.startswith((TORCH, OURS)) or file.startswith(MODELS):
             return frame
         frame = frame.f_back
     return None
@@ -157,6 +159,9 @@ def _branch(file: str, line: int) -> _Branch | None:
 
 
 def _is_refusal(body: Sequence[ast.stmt]) -> bool:
+    """Whether statements only warn, or end with a raise that a few assignments prepare."""
+    if isinstance(body[-1], ast.Raise):
+        body = [one for one in body if not isinstance(one, ast.Assign)]
     return all(isinstance(one, ast.Raise) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and
                                               _called(one.value.func) in WARNS) for one in body)
 

@@ -11,6 +11,8 @@
     multinomial(p, n)                        the n largest of p / draw, exponential (Yellott 1977); with replacement
                                              the places of n draws among the running sums of p
     floor(c + rand), 0 < c < 1               1 with probability c, as layers that drop whole samples write it
+    poisson, binomial, gamma, dirichlet      quantiles of uniform draws (drawn_variates)
+    lstm, gru, rnn with dropout              layers apart, with dropout between them (recurrent_dropout)
 
 Layers that only scale by a draw of zeros and ones, such as stochastic depth, scale by its mean in evaluation.
 """
@@ -23,7 +25,10 @@ import torch
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
+from autoddl.capture.rewrites.drawing import Law, cast, detached, draw
+from autoddl.capture.rewrites.drawn_variates import VARIATES
 from autoddl.capture.rewrites.passes import DROPOUTS
+from autoddl.capture.rewrites.recurrent_dropout import RECURRENT, layers_apart
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
@@ -32,11 +37,8 @@ __all__ = ["randomness"]
 
 aten = torch.ops.aten
 
-Law = tuple[str, float, float]
-"""A law of `operators.kernels.draws`, and its two numbers."""
 Values = dict[str, Any]
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 SHAPED = {"reshape.default", "expand.default", "_to_copy.default", "unsqueeze.default"}
 MOST = 2**31
 """The largest range of whole numbers that a word chooses from."""
@@ -57,8 +59,7 @@ def randomness(module: GraphModule) -> None:
         elif name_of(node.target) == "scaled_dot_product_attention.default":
             key += _attention(node, key)
         elif torch.Tag.nondeterministic_seeded in node.target.tags and _draws(node):  # type: ignore[union-attr]
-            _drawing(node, key)
-            key += 1
+            key += _drawing(node, key)
     module.recompile()
 
 
@@ -86,12 +87,14 @@ def _draws(node: Node) -> bool:
     return values.get("dropout") != 0 and values.get("train") is not False and values.get("training") is not False
 
 
-def _drawing(node: Node, key: int) -> None:
-    """Rewrites one call that draws. Raises CaptureError where no law has its form."""
+def _drawing(node: Node, key: int) -> int:
+    """Rewrites one call that draws; returns how often it does. Raises CaptureError where no law has its form."""
     name, values = name_of(node.target), call_arguments(node)
+    if name in RECURRENT:
+        return layers_apart(node, values, key)
     if name in COMPOSED:
         COMPOSED[name](node, values, key)
-        return
+        return 1
     law = LAWS[name](node, values) if name in LAWS else None
     if law is None or (law[0] == "whole" and law[2] - law[1] > MOST):
         raise CaptureError(_refusal(node, name, law is not None))
@@ -101,11 +104,12 @@ def _drawing(node: Node, key: int) -> None:
             unused.graph.erase_node(unused)
     else:
         _kept(node, law, key)
+    return 1
 
 
 def _kept(node: Node, law: Law, key: int) -> None:
     """Draws in the place of a node; what only scales is its mean in evaluation."""
-    replace(node, _draw(node, law, key, law[1] if law[0] == "kept" and _scales(node) else None))
+    replace(node, draw(node, law, key, law[1] if law[0] == "kept" and _scales(node) else None))
 
 
 def _refusal(node: Node, name: str, wide: bool) -> str:
@@ -113,17 +117,10 @@ def _refusal(node: Node, name: str, wide: bool) -> str:
     if wide:
         return (f"aten.{name} at {line} draws whole numbers from a range of more than 2^31: give it a smaller one, as "
                 "randint(0, 2**31, ..)")
-    way = "set dropout=0 in it, and put nn.Dropout between its layers" if name.split(".")[0] in RECURRENT else \
-        "draw it from rand, randn, randint, bernoulli, exponential or multinomial"
+    way = "set dropout=0 in it, and put nn.Dropout between its layers" if name.endswith(".data") else \
+        "draw it from rand, randn, randint, bernoulli, exponential, poisson or multinomial"
     return (f"aten.{name} at {line} draws random numbers, which would depend on the layout; dropout and most other "
             f"draws go by position: {way}")
-
-
-def _draw(before: Node, law: Law, key: int, expected: float | None = None, like: torch.Tensor | None = None) -> Node:
-    """A draw in the shape and dtype of `like`, by default of what `before` yields."""
-    value = before.meta["val"] if like is None else like
-    return insert(before, custom_ops.draw,
-                  (list(value.shape), *law, value.dtype, torch.device("cpu"), key, expected), value)
 
 
 def _floored(node: Node) -> Node | None:
@@ -155,17 +152,17 @@ def _is_scaling(node: Node, reader: Node) -> bool:
 
 def _compared(node: Node, values: Values, key: int) -> None:
     """bernoulli(p) of a tensor p: draw < p."""
-    p = _detached(node, values.get("p", values["self"]))
-    drawn = _draw(node, ("uniform", 0.0, 1.0), key, like=torch.empty_like(node.meta["val"], dtype=dtype_of(p)))
+    p = detached(node, values.get("p", values["self"]))
+    drawn = draw(node, ("uniform", 0.0, 1.0), key, like=torch.empty_like(node.meta["val"], dtype=dtype_of(p)))
     truth = insert(node, aten.lt.Tensor, (drawn, p), torch.empty_like(node.meta["val"], dtype=torch.bool))
-    replace(node, _cast(node, truth, dtype_of(node)))
+    replace(node, cast(node, truth, dtype_of(node)))
 
 
 def _shifted(node: Node, values: Values, key: int) -> None:
     """normal(mean, std), of which one or both are tensors; neither gets a gradient."""
     value = node.meta["val"]
-    mean, std = (_detached(node, values[name]) for name in ("mean", "std"))
-    drawn = _draw(node, ("normal", 0.0, 1.0), key)
+    mean, std = (detached(node, values[name]) for name in ("mean", "std"))
+    drawn = draw(node, ("normal", 0.0, 1.0), key)
     scaled = insert(node, aten.mul.Tensor, (drawn, std), value)
     replace(node, insert(node, aten.add.Tensor, (scaled, mean), value))
 
@@ -180,7 +177,7 @@ def _leaky(node: Node, values: Values, key: int) -> None:
                 raise CaptureError(f"{_refusal(node, 'rrelu_with_noise', False)}, as F.rrelu(x) does")
             node.graph.erase_node(other)
     x, value = values["self"], first.meta["val"]
-    slope = _draw(node, ("uniform", low, high), key, (low + high) / 2, value)
+    slope = draw(node, ("uniform", low, high), key, (low + high) / 2, value)
     scaled = insert(node, aten.mul.Tensor, (x, slope), value)
     above = insert(node, aten.gt.Scalar, (x, 0), torch.empty_like(value, dtype=torch.bool))
     found = insert(node, aten.where.self, (above, x, scaled), value)
@@ -192,50 +189,36 @@ def _leaky(node: Node, values: Values, key: int) -> None:
 def _permuted(node: Node, values: Values, key: int) -> None:
     """randperm(n): the order of n words, whole on every rank."""
     value = node.meta["val"]
-    words = _draw(node, ("whole", 0, MOST), key, like=torch.empty_like(value, dtype=torch.int64))
+    words = draw(node, ("whole", 0, MOST), key, like=torch.empty_like(value, dtype=torch.int64))
     order = insert(node, aten.argsort.stable, (words,), words.meta["val"])
     order.kwargs = {"stable": True}
-    replace(node, _cast(node, order, value.dtype))
+    replace(node, cast(node, order, value.dtype))
 
 
 def _chosen(node: Node, values: Values, key: int) -> None:
     """multinomial(p, n): columns of each row, with replacement or without."""
-    p, count = _detached(node, values["self"]), values["num_samples"]
+    p, count = detached(node, values["self"]), values["num_samples"]
     weights, value = p.meta["val"], node.meta["val"]
     if not values["replacement"] or count == 1:
-        waits = _draw(node, ("exponential", 1.0, 0.0), key, like=weights)
+        waits = draw(node, ("exponential", 1.0, 0.0), key, like=weights)
         ratio = insert(node, aten.div.Tensor, (p, waits), weights)
         top = insert(node, aten.topk.default, (ratio, count, -1), (torch.empty_like(value, dtype=weights.dtype), value))
         replace(node, insert(node, getitem, (top, 1), value))
         return
     sums = insert(node, aten.cumsum.default, (p, -1), weights)
     total = insert(node, aten.slice.Tensor, (sums, -1, weights.shape[-1] - 1, weights.shape[-1]), weights[..., -1:])
-    points = _draw(node, ("uniform", 0.0, 1.0), key, like=torch.empty_like(value, dtype=weights.dtype))
+    points = draw(node, ("uniform", 0.0, 1.0), key, like=torch.empty_like(value, dtype=weights.dtype))
     scaled = insert(node, aten.mul.Tensor, (points, total), points.meta["val"])
     found = insert(node, aten.searchsorted.Tensor, (sums, scaled), value)
     found.kwargs = {"right": True}
     replace(node, found)
 
 
-def _cast(before: Node, x: Node, dtype: torch.dtype) -> Node:
-    if dtype_of(x) is dtype:
-        return x
-    node = insert(before, aten._to_copy.default, (x,), x.meta["val"].to(dtype))
-    node.kwargs = {"dtype": dtype}
-    return node
-
-
-def _detached(before: Node, x: Any) -> Any:
-    return insert(before, aten.detach.default, (x,), x.meta["val"]) if isinstance(x, Node) else x
-
-
-
-
 COMPOSED: Mapping[str, Callable[[Node, Values, int], None]] = {
     "bernoulli.default": _compared, "bernoulli.Tensor": _compared, "normal.Tensor_float": _shifted,
     "normal.float_Tensor": _shifted, "normal.Tensor_Tensor": _shifted, "rrelu.default": _leaky,
     "rrelu_with_noise.default": _leaky, "rrelu_with_noise_functional.default": _leaky, "randperm.default": _permuted,
-    "multinomial.default": _chosen}
+    "multinomial.default": _chosen, **VARIATES}
 """Draws that are written with other operators."""
 
 

@@ -7,6 +7,7 @@
     flexible        FlexAttention
     custom_ops      our own operators, like dropout with a numbered mask
     draws           random numbers by position
+    quantiles       laws whose numbers are tensors, of uniform numbers by position
     site            the rank and the layouts for which a kernel runs
     arguments       the arguments of a call by name
 """

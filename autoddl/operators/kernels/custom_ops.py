@@ -22,13 +22,16 @@ from autoddl.operators.kernels.draws import Index, drawn, keep_mask
 from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.flexible import Elements, Places, flexible_attention
 from autoddl.operators.kernels.grouped import rows_of_groups
+from autoddl.operators.kernels.quantiles import variates
 
 __all__ = ["BY_VALUES", "DRAWING", "Index", "attention", "checked", "ctc_loss", "draw", "dropout", "embedding_bag",
-           "experts", "flex_attention", "grouped_mm", "keep_mask", "token_loss", "token_weight"]
+           "experts", "flex_attention", "grouped_mm", "keep_mask", "token_loss", "token_weight",
+           "variate"]
 
 DRAWING = frozenset(("autoddl.dropout", "autoddl.attention", "autoddl.draw"))
 """Operators that draw random numbers, as targets of a graph."""
-BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked", "autoddl.flex_attention"))
+BY_VALUES = frozenset(("autoddl.experts", "autoddl.grouped_mm", "autoddl.checked", "autoddl.flex_attention",
+                       "autoddl.variate"))
 """Operators whose kernels take sizes from values or check them, for which they wait."""
 
 def dropout(x: Tensor, p: float, key: int, seed: int = 0, index: Index | None = None) -> Tensor:
@@ -49,6 +52,11 @@ def draw(size: list[int], law: str, first: float, second: float, dtype: torch.dt
     if law == "constant":
         return torch.full(size, first, dtype=dtype, device=device)
     return drawn(tuple(size), law, first, second, dtype, device, key, seed, index)
+
+
+def variate(u: Tensor, law: str, first: Tensor, second: Tensor | None = None) -> Tensor:
+    """Computes what follows a law of `quantiles` with these numbers, of uniform numbers u: each element apart."""
+    return variates(u, law, first, second)
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,

@@ -123,4 +123,5 @@ RULES: dict[str, RuleOf] = {
     "aten.type_as.default": _others_free,
     "aten.copy.default": _copy,
     "aten.prelu.default": _prelu,
+    "autoddl.variate": pointwise(),
 }
