@@ -4,6 +4,7 @@
                              a hook on a gradient is refused
     a gradient in forward    torch.autograd.grad and Tensor.backward are refused
     a branch that only raises    is taken the other way and checked in every step (`raising_branches`)
+    rand() < 0               is false, as where layers are left out with probability 0
     .data                    reading it is traced as detach; setting it is refused
 """
 
@@ -35,6 +36,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._losses = CtcLosses()
+        self._uniform: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
@@ -47,12 +49,21 @@ class _Watch(TorchFunctionMode):
             return number
         if (loss := self._losses.instead(func, args, kwargs or {})) is not None:
             return loss
+        if func is torch.rand:
+            self._uniform.append(func(*args, **(kwargs or {})))
+            return self._uniform[-1]
+        if func == Tensor.lt and self._is_never(*args):
+            return False
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
                                "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")
         if func in GRADIENTS:
             raise HiddenEffect("forward takes gradients itself, which a graph does not show: write them as operators")
         return func(*args, **(kwargs or {}))
+
+    def _is_never(self, x: Any, bound: Any) -> bool:
+        """Whether x is one uniform number, of which none is below the bound."""
+        return isinstance(bound, int | float) and bound <= 0 and not x.dim() and any(x is one for one in self._uniform)
 
 
 @contextmanager

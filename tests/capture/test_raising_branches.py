@@ -141,3 +141,37 @@ def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tens
     with pytest.raises(CaptureError, match=rf"decides by the values of a tensor.*{line}") as caught:
         capture(Asks(ask), torch.ones(2, 4))
     assert "experts" not in str(caught.value)
+
+
+class Clamped(nn.Module):
+    """Keeps its values finite, and leaves its layer out with a probability, as transformers writes both."""
+
+    def __init__(self, dropped: float) -> None:
+        super().__init__()
+        self.layer, self.dropped = nn.Linear(4, 4), dropped
+
+    def forward(self, x: Tensor) -> Tensor:
+        skips = self.training and torch.rand([]) < self.dropped
+        if not skips:
+            x = self.layer(x)
+        if not torch.isfinite(x).all():
+            bound = torch.finfo(x.dtype).max - 1000
+            x = torch.clamp(x, min=-bound, max=bound)
+        return x.mean()
+
+
+def test_a_branch_that_clamps_what_is_not_finite_is_always_taken() -> None:
+    model, x = Clamped(0.0), torch.arange(8.0).view(2, 4)
+    captured = capture(model, x)
+    program = captured.program
+    assert "aten.clamp.default" in [op.target for op in captured.graph.ops]
+    assert torch.equal(program(*model.parameters(), x)[0], model(x))
+    huge = torch.full((2, 4), torch.inf)
+    with torch.no_grad():
+        model.layer.weight.abs_()
+    assert torch.equal(program(*model.parameters(), huge)[0], model(huge))
+
+
+def test_a_layer_that_is_left_out_by_a_draw_is_refused_unless_it_never_is() -> None:
+    with pytest.raises(CaptureError, match=r"raising_branches.py:\d+: if not skips.*layerdrop=0"):
+        capture(Clamped(0.1), torch.ones(2, 4))

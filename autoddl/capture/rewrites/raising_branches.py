@@ -7,8 +7,9 @@ raise, as an `assert` does. Then the program goes on as if nothing were wrong, a
     program     x = checked(x, condition, value, text), an operator that raises where the condition does not hold. x are
                 the whole numbers that the condition is of, for all that read them later, else the loss
 
-A side that only warns is left out, without a check. A condition is read in the source. Every part of an `and` or an
-`or` is to be false, or true for an `assert`, and behind `not` the opposite.
+A side that only warns is left out, without a check. One that clamps where a value is not finite is always taken: finite
+values stay as they are. A condition is read in the source. Every part of an `and` or an `or` is to be false, or true
+for an `assert`, and behind `not` the opposite.
 
 `x.max().item()` stays a tensor where only such conditions read it: in a condition itself, or by the name that a line
 gives it.
@@ -54,7 +55,7 @@ has_side_effect(torch.ops.autoddl.holds.default)
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A statement with one side that only raises or warns.
+    """A statement with one side that only raises or warns, or that clamps what is not finite.
 
         value     what its tensors are to be for the other side
         raises    whether the side raises
@@ -144,8 +145,9 @@ def _branch(file: str, line: int) -> _Branch | None:
     for node in _statements(file):
         if not node.test.lineno <= line <= (node.test.end_lineno or node.test.lineno):
             continue
-        if isinstance(node, ast.Assert):
-            wanted, side = True, []
+        side: list[ast.stmt] = []
+        if isinstance(node, ast.Assert) or _is_clamp(node):
+            wanted = True
         elif _is_refusal(node.body):
             wanted, side = False, node.body
         elif node.orelse and _is_refusal(node.orelse):
@@ -164,6 +166,17 @@ def _is_refusal(body: Sequence[ast.stmt]) -> bool:
         body = [one for one in body if not isinstance(one, ast.Assign)]
     return all(isinstance(one, ast.Raise) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and
                                               _called(one.value.func) in WARNS) for one in body)
+
+
+def _is_clamp(node: ast.If) -> bool:
+    """Whether it is `if not isfinite(x).all(): x = clamp(x, ..)`, perhaps with the bound in a line of its own."""
+    last = node.body[-1]
+    if node.orelse or not all(isinstance(one, ast.Assign) for one in node.body) or not isinstance(last, ast.Assign):
+        return False
+    asked = {_called(one.func) for one in ast.walk(node.test) if isinstance(one, ast.Call)}
+    call = last.value
+    return (bool(asked & {"isfinite", "isinf"}) and isinstance(call, ast.Call) and _called(call.func) == "clamp"
+            and bool(call.args) and ast.unparse(call.args[0]) == ast.unparse(last.targets[0]))
 
 
 def _called(function: ast.expr) -> str:
