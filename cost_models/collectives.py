@@ -12,9 +12,11 @@ start. An algorithm whose steps pass from thread to thread then takes turn * ste
                                                              the sender waits for a core at its start and at its end
     drag  = drag * bytes sent                                computation meanwhile takes host + drag seconds longer
 
-A sparse all-reduce (`core.sparse`) is five exchanges of all with all, of which three are of a count for each rank:
+A sparse all-reduce (`core.sparse`) is five exchanges of all with all, of which three are of a count for each rank. A
+renewal, in one of RENEWED steps, tells bounds, ties and ROUNDS times BINS counts besides:
 
-    sparse = 2 price of an all-to-all of its entries + 3 price of one of 4 bytes for each rank
+    sparse = 2 price of an all-to-all of its entries + 3 price of one of 4 bytes for each rank + renewal / RENEWED
+    renewal = 2 price of an all-to-all of 4 (n-1), or 8, bytes for each rank + ROUNDS price of one of 4 BINS
 
 All disjoint groups of the same form run the collective at the same time, so they divide shared links among them.
 """
@@ -23,7 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
-from autoddl.core.sparse import SPARSE
+from autoddl.core.sparse import BINS, RENEWED, ROUNDS, SPARSE
 from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend
 from autoddl.cost_models.call import CollectiveCall, sent_bytes
 from autoddl.cost_models.groups import Crossing, Group, crossings
@@ -89,12 +91,17 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
 
 
 def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
-    """The price of a sparse all-reduce of `nbytes` of entries; on gloo the runtime sends its messages."""
-    large = collective(cluster, "all-to-all", group, nbytes)
-    small = collective(cluster, "all-to-all", group, 4.0 * group.size)
+    """The price of a sparse all-reduce of `nbytes` of entries; on gloo the runtime sends its messages.
+
+    It is the mean over the RENEWED steps between two renewals. `sent` are the bytes of a step without.
+    """
+    n = group.size
+    words = (nbytes / 4 / n, 1.0, n - 1.0, 2.0, float(BINS))
+    large, small, bounds, ties, counts = (collective(cluster, "all-to-all", group, 4.0 * n * each) for each in words)
 
     def both(name: str) -> float:
-        return 2.0 * float(getattr(large, name)) + 3.0 * float(getattr(small, name))
+        again = sum(float(getattr(one, name)) for one in (bounds, ties, *(counts,) * ROUNDS)) / RENEWED
+        return 2.0 * float(getattr(large, name)) + 3.0 * float(getattr(small, name)) + again * (name != "sent")
 
     algorithm = Algorithm.ROUNDS if cluster.backend == "gloo" else large.algorithm
     return Price(both("seconds"), algorithm, large.level, both("host"), both("busy"), both("drag"),

@@ -23,7 +23,7 @@ from math import prod
 from autoddl.core.codecs import CODECS, CODED, coded_bytes, coded_kind
 from autoddl.core.errors import InputError
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State, extents, local_shape, parse_state
-from autoddl.core.sparse import ENTRY_BYTES, SPARSE, entries, is_sparse, share_of
+from autoddl.core.sparse import ENTRY_BYTES, SPARSE, SparseRule, entries, is_sparse
 
 __all__ = ["COLLECTIVES", "Step", "group_size", "is_conversion", "payload", "ring_bytes", "slice_steps", "step_sizes"]
 
@@ -48,7 +48,7 @@ class Step:
         if self.source == self.target or not self.axes:
             raise InputError(f"a step changes the state of at least one axis, not {self.source}->{self.target}")
         if is_sparse(self.codec) and self.kind == "all-reduce":
-            share_of(self.codec)
+            SparseRule.of(self.codec)
         elif self.codec and (self.codec not in CODECS or self.kind not in CODED):
             raise InputError(f"{self.source}->{self.target} cannot be sent as {self.codec!r}: {', '.join(CODED)} can, "
                              f"as {', '.join(CODECS)}")
@@ -78,7 +78,7 @@ class Step:
         if not self.codec:
             return self.kind, nbytes
         if self.is_sparse:
-            return SPARSE, ENTRY_BYTES * entries(share_of(self.codec), nbytes // itemsize, ranks)
+            return SPARSE, ENTRY_BYTES * entries(SparseRule.of(self.codec).share, nbytes // itemsize, ranks)
         return coded_kind(self.kind), coded_bytes(self.codec, ranks, nbytes, itemsize)
 
     @property

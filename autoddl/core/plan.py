@@ -12,7 +12,7 @@ A plan is data: reading one runs no code that it names.
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +28,7 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.core.names import is_factory
 from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
+from autoddl.core.sparse import SparseRule
 from autoddl.core.state_layouts import Depths, parse_depths
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Pipeline", "Plan", "PlanIndex", "Prediction", "Stage",
@@ -239,9 +240,9 @@ class Plan:
                                     *lanes)))
 
     @property
-    def sparse_sums(self) -> frozenset[str]:
-        """Names of the tensors, all parameters, whose gradients add up sparse (`core.sparse`)."""
-        return frozenset(tensor for tensor, step in self._steps() if step.is_sparse)
+    def sparse_sums(self) -> Mapping[str, SparseRule]:
+        """By name, the tensors, all parameters, whose gradients add up sparse (`core.sparse`), and how."""
+        return {tensor: SparseRule.of(step.codec) for tensor, step in self._steps() if step.is_sparse}
 
     def _steps(self) -> Iterator[tuple[str, Step]]:
         """Every step of a conversion, with the name of its tensor."""
@@ -255,17 +256,27 @@ class Plan:
 
         With `sparse_alone` sparse sums become whole ones, and what is coded stays so.
         """
-        def exact(texts: tuple[str, ...]) -> tuple[str, ...]:
-            steps = [Step.parse(text, self.mesh) for text in texts]
-            return tuple((one if sparse_alone and not one.is_sparse else one.coded("")).text(self.mesh)
-                         for one in steps)
+        found = self._with_steps(lambda one: one if sparse_alone and not one.is_sparse else one.coded(""))
+        if found.pipeline is None or sparse_alone:
+            return found
+        return replace(found, pipeline=replace(found.pipeline, coded=()))
 
-        conversions = tuple(replace(c, forward=exact(c.forward), backward=exact(c.backward)) for c in self.conversions)
+    def with_plain_sums(self) -> "Plan":
+        """The plan whose sparse sums send their share from the first step on, of gradients."""
+        return self._with_steps(lambda one: one.coded(SparseRule(SparseRule.of(one.codec).share).codec)
+                                if one.is_sparse else one)
+
+    def _with_steps(self, change: Callable[[Step], Step]) -> "Plan":
+        """The plan with every step changed, those of its stages included."""
+        def changed(texts: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(change(Step.parse(text, self.mesh)).text(self.mesh) for text in texts)
+
+        conversions = tuple(replace(c, forward=changed(c.forward), backward=changed(c.backward))
+                            for c in self.conversions)
         if self.pipeline is None:
             return replace(self, conversions=conversions)
-        stages = tuple(replace(stage, plan=stage.plan.without_codecs(sparse_alone)) for stage in self.pipeline.stages)
-        coded = self.pipeline.coded if sparse_alone else ()
-        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages, coded=coded))
+        stages = tuple(replace(stage, plan=stage.plan._with_steps(change)) for stage in self.pipeline.stages)
+        return replace(self, conversions=conversions, pipeline=replace(self.pipeline, stages=stages))
 
     def index(self) -> PlanIndex:
         """The plan's parts by name, made anew at every call."""

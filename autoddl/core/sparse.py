@@ -17,25 +17,40 @@ are computed exactly in every RENEWED-th step and reused between: these steps se
 ranks of the quantiles of S, so that every region has about as many entries of S. Source: Li and Hoefler 2022,
 "Near-optimal sparse allreduce for distributed deep learning".
 
-A plan says `net: P->B as top 0.01`: of n elements k = 1 % are sent. Its price has 4 k (P-1)/P words, those of a step
-that needs no balance.
+Two remedies make up for what is sent late. The first steps, a *warm-up*, add up whole: 2 n (P-1)/P words of n elements.
+With *momentum* m a rank adds a velocity v to its residual in place of g, and forgets it where it was sent:
+
+    v = m v + g                        v = 0 on S and G
+
+Without sparse sums that is the momentum of SGD, so the optimizer itself then has none. Source: Lin et al. 2018, "Deep
+gradient compression".
+
+A plan says `net: P->B as top 0.01,warmup=100,momentum=0.9`: of n elements k = 1 % are sent. Its price is that of a step
+behind the warm-up: 4 k (P-1)/P words, those of a step that needs no balance, and a part in RENEWED of a renewal.
 """
 
+from dataclasses import dataclass
 from math import ceil
 
 from autoddl.core.errors import InputError
 
-__all__ = ["ENTRY_BYTES", "LEAST", "PASSES", "RENEWED", "SPARSE", "checked_share", "entries", "is_sparse", "share_of",
-           "sparse_codec", "word_limit"]
+__all__ = ["BINS", "ENTRY_BYTES", "LEAST", "PASSES", "RENEWED", "ROUNDS", "SPARSE", "SparseRule", "entries",
+           "is_sparse", "word_limit"]
 
 SPARSE = "sparse all-reduce"
 """The collective that a sparse step is; its full buffer has one entry for each of the k."""
+
+PREFIX = "top "
+"""What the codec of a sparse step begins with."""
 
 ENTRY_BYTES = 8
 """Bytes of a value and its index."""
 
 RENEWED = 32
 """Steps after which thresholds and regions are computed again (Li and Hoefler have 32 to 128)."""
+
+ROUNDS, BINS = 4, 256
+"""Rounds in which a renewal finds the common threshold, and counts that a rank tells every other in each."""
 
 LEAST = 4
 """Entries that are kept of any gradient, for each rank."""
@@ -44,30 +59,68 @@ PASSES = (12.0, 3.0)
 """Times that the memory of the values is read or written to select what is sent, and to put in place what came."""
 
 
-def checked_share(share: float) -> float:
-    """The part of the entries that is sent. Raises InputError unless it is above 0 and at most 1."""
-    if not 0 < share <= 1:
-        raise InputError(f"a sparse share of {share:g} is none: it is the part of a gradient's values that is sent in "
-                         "a step, above 0 and at most 1, like 0.01")
-    return float(share)
+@dataclass(frozen=True, slots=True)
+class SparseRule:
+    """How gradients add up sparse. Text: `0.01`, `0.01,warmup=100`, `0.01,momentum=0.9`.
 
+        share       the part of the entries that is sent, above 0 and at most 1
+        warmup      first steps, in which sums are whole
+        momentum    of the velocity that is summed in place of the gradient, at least 0 and below 1
 
-def sparse_codec(share: float) -> str:
-    """The name of the codec of a sparse step, like `top 0.01`."""
-    return f"top {checked_share(share)!r}"
+    Raises InputError for values that are none of these.
+    """
+
+    share: float
+    warmup: int = 0
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise InputError(f"a sparse share of {self.share:g} is none: it is the part of a gradient's values that is "
+                             "sent in a step, above 0 and at most 1, like 0.01")
+        if self.warmup < 0:
+            raise InputError(f"a warm-up of {self.warmup} steps is none: it is the number of first steps whose sums "
+                             "are whole, 0 or more, like 100")
+        if not 0 <= self.momentum < 1:
+            raise InputError(f"a momentum of {self.momentum:g} is none: it is the part of a velocity that a step "
+                             "keeps, at least 0 and below 1, like 0.9")
+
+    def __str__(self) -> str:
+        more = (("warmup", self.warmup), ("momentum", self.momentum))
+        return ",".join([f"{self.share!r}", *(f"{name}={value!r}" for name, value in more if value)])
+
+    @classmethod
+    def parse(cls, text: float | str) -> "SparseRule":
+        """The rule that `text`, or a share alone, says. Raises InputError for a text that says none."""
+        share, *words = str(text).split(",")
+        given = dict(word.partition("=")[::2] for word in words)
+        try:
+            if len(given) < len(words) or not given.keys() <= {"warmup", "momentum"}:
+                raise ValueError
+            return cls(float(share), int(given.get("warmup", "0")), float(given.get("momentum", "0")))
+        except ValueError:
+            raise InputError(f"{text!r} is no sparse sum: write SHARE, and behind it warmup=STEPS or momentum=PART if "
+                             "wanted, like '0.01,warmup=100,momentum=0.9'") from None
+
+    @property
+    def codec(self) -> str:
+        """The name of the codec of a sparse step, like `top 0.01`."""
+        return f"{PREFIX}{self}"
+
+    @classmethod
+    def of(cls, codec: str) -> "SparseRule":
+        """The rule of a step with this codec."""
+        return cls.parse(codec.removeprefix(PREFIX))
+
+    @property
+    def copies(self) -> int:
+        """Tensors as large as the gradient that a rank keeps: the residual, and a velocity if there is momentum."""
+        return 2 if self.momentum else 1
 
 
 def is_sparse(codec: str) -> bool:
     """Whether a step with this codec is a sparse sum."""
-    return codec.startswith("top ")
-
-
-def share_of(codec: str) -> float:
-    """The share that a codec of `sparse_codec` names. Raises InputError for another text."""
-    try:
-        return checked_share(float(codec.removeprefix("top ")))
-    except ValueError:
-        raise InputError(f"{codec!r} is no sparse sum: those are written 'top SHARE', like 'top 0.01'") from None
+    return codec.startswith(PREFIX)
 
 
 def entries(share: float, elements: int, ranks: int) -> int:

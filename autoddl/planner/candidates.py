@@ -107,7 +107,7 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden,
                       policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts,
-                      candidate.waiting, task.ports, task.options.compress, task.options.sparse or 0.0, task.copies)
+                      candidate.waiting, task.ports, task.options.compress, task.options.sparse or "", task.copies)
     region = candidate.region(graph, candidate.mesh)
     others = candidate.in_flight + candidate.waiting  # whose weights must stay gathered
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, others, pricing.sparse)

@@ -18,7 +18,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
-from autoddl.core.sparse import checked_share
+from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
 from autoddl.operators.expert_sizes import BALANCED
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     cut: Sequence[str]
     compress: Sequence[str]
     error: float | None
-    sparse: float | None
+    sparse: float | str | None
     expert_load: float
     probe: bool
 
@@ -143,9 +143,10 @@ class PlanOptions:
                                   "1e-3; without --compress all messages may be coded so")
     """The most that a coded value may be off, relative to the largest of its block; None: as `compress` says."""
 
-    sparse: float | None = _option(None, "part of a gradient's values that may be sent in a step, the largest, like "
-                                   "0.01; the rest is added to the next step's gradient", metavar="SHARE")
-    """The part of a gradient's values that a sparse sum sends (`core.sparse`), where that is faster; None: all."""
+    sparse: str | None = _option(None, "part of a gradient's values that may be sent in a step, the largest, like "
+                                 "0.01; the rest is added to the next step's gradient. '0.01,warmup=100,momentum=0.9' "
+                                 "adds up whole for 100 steps, and velocities in place of gradients", metavar="SHARE")
+    """How gradients may add up sparse, as text (`core.sparse`), where that is faster; None: whole everywhere."""
 
     expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")
     """The most rows that a rank of split experts multiplies, over the mean, for which seconds and bytes are planned."""
@@ -164,7 +165,7 @@ class PlanOptions:
         if self.error is not None:
             object.__setattr__(self, "compress", checked_codecs(self.compress, self.error))
         if self.sparse is not None:
-            object.__setattr__(self, "sparse", checked_share(self.sparse))
+            object.__setattr__(self, "sparse", str(SparseRule.parse(self.sparse)))
         if self.mine is not None:
             object.__setattr__(self, "mine", str(Degrees.parse(self.mine)))
         if self.mine is not None and self.mesh is not None:

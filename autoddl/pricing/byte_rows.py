@@ -33,6 +33,7 @@ from autoddl.core.graph import RECEIVE, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import Mesh
 from autoddl.core.layout_codes import PARTIAL, Codes, decode_states, local_shapes
+from autoddl.core.sparse import SparseRule
 from autoddl.core.stages import SEND
 from autoddl.operators.footprints.footprint import Footprint, LocalOp, has_local_kernel
 from autoddl.operators.footprints.storages import Shape, Value, contiguous
@@ -56,8 +57,9 @@ def sizes_of(pricing: Pricing, item: Op | Tensor, choices: Sequence[Choice]) -> 
     """Bytes on rank 0 of the terms that one variable owns, over the classes of its choices."""
     given = numbered(choices)
     if isinstance(item, Tensor):
+        copies = SparseRule.parse(pricing.sparse).copies if pricing.sparse else 0
         return {("own",): _local(item.stored, given.outputs[0], pricing.mesh),
-                RESIDUAL: _local(item.gradient, given.outputs[0], pricing.mesh) * given.sparse}
+                RESIDUAL: _local(item.gradient, given.outputs[0], pricing.mesh) * given.sparse * copies}
     if item.target == HUB:
         tensor = pricing.graph.tensors[item.outputs[0]]
         piece = _local(tensor, given.outputs[0], pricing.mesh)

@@ -133,8 +133,8 @@ class Pricing:
     """What messages to other stages take; None: they are not counted."""
     codecs: tuple[str, ...] = ()
     """Messages that may be coded, as text (`core.codecs`); a step is where that is faster."""
-    sparse: float = 0.0
-    """The part of a gradient's values that a sparse sum may send (`core.sparse`); 0: there is none."""
+    sparse: str = ""
+    """How gradients may add up sparse, as text (`core.sparse`); "": nowhere."""
     copies: Copies | None = None
     """What copies of this stage exchange; None: it is not counted."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)

@@ -156,9 +156,9 @@ def offers_places(op: Op, graph: Graph, mesh: Mesh) -> bool:
     return graph.tensors[op.inputs[0]].shape[:1] < (mesh.size,) if op.inputs else False
 
 
-def may_be_sparse(tensor: Tensor, share: float) -> bool:
-    """Whether the gradients of a parameter may add up sparse: a share is allowed, and they add up in float32."""
-    return share > 0 and tensor.trained and tensor.gradient.dtype == "float32"
+def may_be_sparse(tensor: Tensor, sparse: str) -> bool:
+    """Whether the gradients of a parameter may add up sparse: that is allowed, and they add up in float32."""
+    return bool(sparse) and tensor.trained and tensor.gradient.dtype == "float32"
 
 
 def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
@@ -169,11 +169,11 @@ def decided(graph: Graph) -> tuple[Op | Tensor, ...]:
 
 
 def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatches: int = 1, in_flight: int = 1,
-              sparse: float = 0.0) -> tuple[Variable, ...]:
+              sparse: str = "") -> tuple[Variable, ...]:
     """Every decision on `mesh` within `region`: used parameters first, then ops in order.
 
     `graph` is the planned one, of one of `microbatches`, of which `in_flight` are between forward and backward at once.
-    A `sparse` share above 0 lets gradients add up sparse.
+    A `sparse` text (`core.sparse`) lets gradients add up sparse.
 
     Raises InputError, naming the op or parameter, if the region leaves it no choice.
     """

@@ -18,7 +18,7 @@ from autoddl.core.conversion import Step
 from autoddl.core.graph import Tensor
 from autoddl.core.layout import B, Layout, P
 from autoddl.core.layout_codes import BASE, BROADCAST, PARTIAL, decode_states
-from autoddl.core.sparse import sparse_codec
+from autoddl.core.sparse import SparseRule
 from autoddl.pricing.price import Pricing, routes_of, steps_of
 from autoddl.pricing.routes import Routes
 
@@ -53,8 +53,8 @@ def _subsets(count: int) -> list[tuple[int, ...]]:
     return [axes for size in range(1, count + 1) for axes in combinations(range(count), size)]
 
 
-def _step(axes: tuple[int, ...], share: float) -> Step:
-    return Step(axes, P, B, sparse_codec(share))
+def _step(axes: tuple[int, ...], rule: str) -> Step:
+    return Step(axes, P, B, SparseRule.parse(rule).codec)
 
 
 def _found(pricing: Pricing, gradient: Tensor) -> _Sparse:

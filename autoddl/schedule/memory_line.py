@@ -154,7 +154,7 @@ def _stored(heap: Heap, plan: Plan, graph: Graph, optimizer: Optimizer) -> dict[
             if t in flows:
                 heap.new(stored_bytes(tensor, layout, plan.mesh, optimizer)["optimizer"], "optimizer")
             if tensor.name in sparse:
-                heap.new(float(prod(shape) * tensor.gradient.itemsize), "residuals")
+                heap.new(float(prod(shape) * tensor.gradient.itemsize) * sparse[tensor.name].copies, "residuals")
     return found
 
 

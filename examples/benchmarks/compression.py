@@ -58,8 +58,8 @@ LAST = 50
 
 def allowance(words: str) -> Options:
     """The options of planning that an allowance says."""
-    name, _, share = words.partition("=")
-    return {"sparse": float(share)} if name == "sparse" else {"compress": (words,)}
+    name, _, rule = words.partition("=")
+    return {"sparse": rule} if name == "sparse" else {"compress": (words,)}
 
 
 def sent(plan: Plan) -> float:

@@ -20,13 +20,15 @@ def slow(tmp_path: Path) -> str:
 
 def test_a_plan_says_what_a_sparse_sum_saves_and_keeps(slow: str, tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    said = shell("plan", FACTORY, slow, "--set", "dropout=0.0", "--mine", "dp=2", "--sparse", "0.02", "-o", str(path))
+    said = shell("plan", FACTORY, slow, "--set", "dropout=0.0", "--mine", "dp=2", "--sparse",
+                 "0.02,warmup=5,momentum=0.9", "-o", str(path))
     assert said.code == 0, said
     text = " ".join(said.out.split())
     assert "the largest 2% of the values of " in text and "a step, not " in text and "residuals" in text
-    assert "P->B as top 0.02" in text
+    assert "P->B as top 0.02,warmup=5,momentum=0.9" in text
+    assert "the first 5 steps add up whole" in text and "give the optimizer none" in text
     plan, shown = load_plan(path), shell("show", str(path), "--json")
-    assert json.loads(shown.out)["sparse"] == 0.02 and plan.sparse_sums and not plan.codecs
+    assert json.loads(shown.out)["sparse"] == "0.02,warmup=5,momentum=0.9" and plan.sparse_sums and not plan.codecs
     assert plan.predicted.nbytes["residuals"] > 0
     proved = shell("explain", str(path), "--proof")
     assert proved.code == 0 and "this one takes" in proved.out, proved
@@ -40,6 +42,13 @@ def test_without_the_word_nothing_is_sparse_and_on_fast_links_nothing_gains(slow
     said = shell("plan", FACTORY, str(tmp_path / "fast.yaml"), "--set", "dropout=0.0", "--mine", "dp=2", "--sparse",
                  "0.02")
     assert said.code == 0 and "nothing: sums of the largest 2% would be faster nowhere" in " ".join(said.out.split())
+
+
+@pytest.mark.parametrize("rule", ["0.01,warmup", "0.01,warmup=x", "0.01,momentum=1", "0.01,warmup=-1", "a"])
+def test_a_rule_that_is_none_is_refused_in_a_line(slow: str, rule: str) -> None:
+    said = shell("plan", FACTORY, slow, f"--sparse={rule}")
+    assert (said.code != 0 and " none: it is " in said.err) or "is no sparse sum: write SHARE" in said.err
+    assert said.err.count("\n") <= 1
 
 
 @pytest.mark.parametrize("share", ["0", "1.01", "-0.1", "nan"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoddl.core.sparse import RENEWED, entries
+from autoddl.core.sparse import RENEWED, SparseRule, entries
 from autoddl.runtime.collectives.sparse_sum import SparseSent, SparseSum, Swap
 
 N, SHARE, STEPS = 16_000, 0.01, RENEWED + 4
@@ -51,12 +51,12 @@ Draw = Callable[[int, int], Tensor]
 """(rank, step) -> a gradient."""
 
 
-def run(ranks: int, steps: int, draw: Draw, share: float = SHARE, renewed: int = RENEWED) -> list[Ran]:
+def run(ranks: int, steps: int, draw: Draw, rule: str = f"{SHARE}", renewed: int = RENEWED) -> list[Ran]:
     room, found, errors = Room(ranks), dict[int, Ran](), list[BaseException]()
 
     def work(rank: int) -> None:
         try:
-            state = SparseSum(share, ranks, rank, torch.zeros(draw(0, 0).numel()), renewed=renewed)
+            state = SparseSum(SparseRule.parse(rule), ranks, rank, torch.zeros(draw(0, 0).numel()), renewed=renewed)
             one = Ran([], [], [], state)
             for step in range(steps):
                 one.gradients.append(draw(rank, step))
@@ -167,6 +167,22 @@ def test_odd_gradients_are_conserved_within_the_words(name: str) -> None:
     k = every[0].state.kept
     assert all(int((total != 0).sum()) <= k and one.fits for total, one in zip(every[0].sums, every[0].sent,
                                                                              strict=True))
+
+
+def test_a_warm_up_adds_up_whole_and_momentum_is_that_of_sgd() -> None:
+    every = run(3, 6, even, f"{SHARE},warmup=4,momentum=0.9", renewed=2)
+    velocity = torch.zeros(N, dtype=torch.float64)
+    for step in range(4):
+        velocity = 0.9 * velocity + sum(one.gradients[step].double() for one in every)
+        assert torch.allclose(every[0].sums[step].double(), velocity, atol=1e-4), "as whole sums would"
+        assert all(torch.equal(one.sums[step], every[0].sums[step]) for one in every)
+        assert every[0].sent[step].whole and sum(one.sent[step].words for one in every) == 2 * 2 * N
+    assert [one.renewed for one in every[0].sent] == [False] * 4 + [True, False], "thresholds come with sparse sums"
+    assert all(one.fits for ran in every for one in ran.sent)
+    state, k = every[1].state, entries(SHARE, N, 3)
+    assert int((every[0].sums[5] != 0).sum()) <= k
+    assert all(torch.equal(ran.state.residual == 0, ran.state.velocity == 0) for ran in every)
+    assert 0 < int((state.velocity == 0).sum()) <= k, "what was sent is forgotten"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -50,7 +50,7 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
                 microbatches: int = 1, recompute: bool = False, flight: Flight = ALONE,
-                codecs: tuple[str, ...] = (), sparse: float = 0.0) -> Plan:
+                codecs: tuple[str, ...] = (), sparse: str = "") -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
     computed again, each at a random level, if the model has any; `flight` microbatches at once, in a stage;
     `codecs` where they are faster, and sums of a `sparse` share wherever the dice say so."""

@@ -6,7 +6,7 @@ from autoddl.core.codecs import BLOCK, CODECS
 from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.sparse import RENEWED
+from autoddl.core.sparse import RENEWED, SparseRule
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.units import show_bytes
 from autoddl.schedule.moved_bytes import moved_bytes
@@ -33,12 +33,14 @@ def compressed_rows(plan: Plan) -> list[tuple[str, str]]:
 
 def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
     """A row where sums of gradients are sparse, or might have been; none otherwise."""
-    share = plan.source.get("sparse") or plan.source.get("asked", {}).get("sparse")
-    count = len(plan.sparse_sums)
+    asked, found = plan.source.get("sparse") or plan.source.get("asked", {}).get("sparse"), plan.sparse_sums
+    rule = SparseRule.parse(asked) if asked else next(iter(found.values()), None)
+    if rule is None:
+        return []
+    count, sent = len(found), ""
     if not count:
-        return [("sparse", f"nothing: sums of the largest {100 * share:.3g}% would be faster nowhere")] if share else []
-    said = f"the largest {100 * share:.3g}% of the values of " if share else "the largest values of "
-    sent = ""
+        return [("sparse", f"nothing: sums of the largest {100 * rule.share:.3g}% would be faster nowhere")]
+    said = f"the largest {100 * rule.share:.3g}% of the values of "
     if "graph" in plan.source:
         graph, whole = graph_from_text(plan.source["graph"]), plan.without_codecs(sparse_alone=True)
         with_, without = (show_bytes(_sent(each, graph)) for each in (plan, whole))
@@ -46,7 +48,19 @@ def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
             f": none of them on rank 0, which sends {with_} a step"
     return [("sparse", f"{said}{count} gradients{sent}"),
             ("", "the rest is kept and added to the next step's gradient; a step may send half as much again, and "
-                 f"more in every {RENEWED}nd, which computes thresholds")]
+                 f"more in every {RENEWED}nd, which computes thresholds"),
+            *(("", text) for text in _remedies(rule))]
+
+
+def _remedies(rule: SparseRule) -> list[str]:
+    """What a rule does for the loss, in words."""
+    found = []
+    if rule.warmup:
+        found.append(f"the first {rule.warmup} steps add up whole; the seconds above are those of later ones")
+    if rule.momentum:
+        found.append(f"velocities with a momentum of {rule.momentum:g} add up in place of gradients: give the "
+                     "optimizer none")
+    return found
 
 
 def _sent(plan: Plan, graph: Graph) -> float:

@@ -25,7 +25,8 @@ def add_parameter_spans(rank: RankSpans, t: int) -> None:
     rank.add(0, end, own_bytes(rank, t) * (1 + rank.optimizer.copies(tensor) * trained))
     rank.add(end, end, own_bytes(rank, t) * trained)
     if tensor.name in rank.sparse:
-        rank.add(0, end, rank.piece(t, stored.layout) * tensor.gradient.itemsize / tensor.itemsize)
+        residual = rank.piece(t, stored.layout) * tensor.gradient.itemsize / tensor.itemsize
+        rank.add(0, end, residual * rank.sparse[tensor.name].copies)
     wide = tensor.gradient.itemsize / tensor.itemsize
     for j, k in rank.readers[t]:
         _gathered(rank, j, k)

@@ -1,15 +1,17 @@
 """Residuals of sparse sums (`core.sparse`) in a checkpoint: saved by rank, and read under the same plan or another.
 
     residuals.PLAN.RANK.N.NAME.values        what rank RANK has not sent yet of parameter NAME, in its N-th program
+    residuals.PLAN.RANK.N.NAME.velocity      its velocity, where the rule has momentum
     residuals.PLAN.RANK.N.NAME.place         by dim (offset, size) of that piece; then (whether the piece counts, 0)
     residuals.PLAN.RANK.N.NAME.thresholds    of the sum that NAME is the first member of: own, common, steps, bounds
 
 PLAN is the plan's fingerprint. Under the same plan every rank gets back what it had, to the bit. Under another one the
 first rank of each sum gets the sum of all pieces that count. Of ranks with the same piece the first counts. Thresholds
-are then computed in the next step. A plan without sparse sums leaves residuals where they are.
+are then computed in the next step, unless a warm-up is not over: steps count on. A plan without sparse sums
+leaves residuals where they are.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -27,13 +29,16 @@ __all__ = ["residual_state", "restore_residuals", "wanted_residuals"]
 
 PART = "residuals"
 
+KEPT = ("values", "velocity")
+"""What a rank keeps of a gradient: the residual, and the velocity."""
+
 
 class _Piece(NamedTuple):
-    """A member's part of a residual: its key, its values, where it lies, and whether it counts in sums of pieces."""
+    """A member's part of a residual: its key, its tensors by KEPT, where it lies, and whether it counts in sums."""
 
     key: str
     name: str
-    values: Tensor
+    kept: Mapping[str, Tensor]
     place: tuple[Extent, ...]
     counts: bool
 
@@ -54,17 +59,25 @@ def _sums(model: "ParallelModel") -> Iterator[_Sum]:
             assert move.sparse is not None
             mine = mine or f"{PART}.{model.plan.fingerprint()}.{model.groups.rank}"
             at, axes = runner.groups.coordinate, move.axes
-            parts = move.sparse.residual.split([one.leaf.numel() for one in members])
-            pieces = tuple(_piece(f"{mine}.{n}", member, part, runner.groups, axes)
-                           for member, part in zip(members, parts, strict=True))
+            pieces = tuple(_piece(f"{mine}.{n}", member, dict(zip(KEPT, parts, strict=False)), runner.groups, axes)
+                           for member, parts in zip(members, _parts(move.sparse, members), strict=True))
             yield _Sum(move.sparse, pieces, all(at[a] == 0 for a in axes))
 
 
-def _piece(key: str, member: "StoredParameter", part: Tensor, groups: "Groups", axes: tuple[int, ...]) -> _Piece:
+def _parts(state: SparseSum, members: "Sequence[StoredParameter]") -> Iterator[tuple[Tensor, ...]]:
+    """By member, its parts of the residual and, with momentum, of the velocity."""
+    sizes = [one.leaf.numel() for one in members]
+    whole = (state.residual, state.velocity) if state.rule.momentum else (state.residual,)
+    for member, parts in zip(members, zip(*(one.split(sizes) for one in whole), strict=True), strict=True):
+        yield tuple(part.view(member.leaf.shape) for part in parts)
+
+
+def _piece(key: str, member: "StoredParameter", kept: Mapping[str, Tensor], groups: "Groups", axes: tuple[int, ...]
+           ) -> _Piece:
     name, at = member.tensor.fqn, groups.coordinate
     place = extents(member.tensor.shape, member.layout, groups.mesh, at)
     counts = all(at[a] == 0 for a, state in enumerate(member.layout) if state == B and a not in axes)
-    return _Piece(f"{key}.{name}", name, part.view(member.leaf.shape), place, counts)
+    return _Piece(f"{key}.{name}", name, kept, place, counts)
 
 
 def residual_state(model: "ParallelModel") -> dict[str, Tensor]:
@@ -72,7 +85,7 @@ def residual_state(model: "ParallelModel") -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for one in _sums(model):
         for piece in one.pieces:
-            found[f"{piece.key}.values"] = piece.values
+            found |= {f"{piece.key}.{what}": values for what, values in piece.kept.items()}
             found[f"{piece.key}.place"] = torch.tensor([*piece.place, (int(piece.counts), 0)])
         state = one.state
         found[f"{one.pieces[0].key}.thresholds"] = torch.tensor(
@@ -85,43 +98,52 @@ def wanted_residuals(model: "ParallelModel", saved: Mapping[str, Any]) -> dict[s
     found: dict[str, Tensor] = {}
     for one in _sums(model):
         if f"{one.pieces[0].key}.thresholds" in saved:
-            keys = {f"{piece.key}.{what}" for piece in one.pieces for what in ("values", "place")}
+            keys = {f"{piece.key}.{what}" for piece in one.pieces for what in (*piece.kept, "place")}
             keys.add(f"{one.pieces[0].key}.thresholds")
         else:
             keys = {key for piece in one.pieces for key in _of(piece.name, saved)} if one.first else set()
+            keys.update(_counted(saved))
         found |= {key: torch.empty(saved[key].size, dtype=saved[key].properties.dtype) for key in keys}
     return found
 
 
+def _counted(saved: Iterable[str]) -> list[str]:
+    """The key of thresholds that says how many steps ran before: the first, the same on all ranks; none without."""
+    return sorted(key for key in saved if key.startswith(f"{PART}.") and key.endswith(".thresholds"))[:1]
+
+
 def _of(name: str, saved: Mapping[str, Any]) -> list[str]:
     """The keys of all pieces of a parameter."""
-    ends = (f".{name}.values", f".{name}.place")
+    ends = tuple(f".{name}.{what}" for what in (*KEPT, "place"))
     return [key for key in saved if key.startswith(f"{PART}.") and key.endswith(ends)
             and key.split(".", 4)[4].rpartition(".")[0] == name]
 
 
 def restore_residuals(model: "ParallelModel", read: Mapping[str, Tensor]) -> None:
     """Sets the residuals by what was `read` of `wanted_residuals`; those of which nothing was saved become 0."""
+    before = max((int(read[key][2]) for key in _counted(read)), default=0)
     for one in _sums(model):
         state, key = one.state, f"{one.pieces[0].key}.thresholds"
         if key in read:
             for piece in one.pieces:
-                piece.values.copy_(read[f"{piece.key}.values"])
+                for what, values in piece.kept.items():
+                    values.copy_(read[f"{piece.key}.{what}"])
             state.own, state.common, steps, *bounds = read[key].tolist()
             state.steps, state.bounds = int(steps), [int(bound) for bound in bounds]
             continue
         state.residual.zero_()
-        state.own, state.common, state.steps, state.bounds = 0.0, 0.0, 0, []
+        state.velocity.zero_()
+        state.own, state.common, state.steps, state.bounds = 0.0, 0.0, min(before, state.rule.warmup), []
         for piece in one.pieces if one.first else ():
             for name in _of(piece.name, read):
-                if name.endswith(".values"):
-                    _add(piece, read[name], read[f"{name.removesuffix('values')}place"].tolist())
+                place, _, what = name.rpartition(".")
+                if what in piece.kept:
+                    _add(piece, piece.kept[what], read[name], read[f"{place}.place"].tolist())
 
 
-def _add(piece: _Piece, values: Tensor, place: Sequence[Sequence[int]]) -> None:
+def _add(piece: _Piece, into: Tensor, values: Tensor, place: Sequence[Sequence[int]]) -> None:
     """Adds what a saved piece, if it counts, and this one have in common."""
     *there, (counts, _) = place
-    into: Tensor = piece.values
     for dim, ((start, size), (other, length)) in enumerate(zip(piece.place, there, strict=True)):
         first, last = max(start, other), min(start + size, other + length)
         if last <= first or not counts:

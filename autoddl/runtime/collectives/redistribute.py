@@ -27,7 +27,7 @@ from torch import Tensor
 from autoddl.core.codecs import CODECS, coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
 from autoddl.core.layout import Layout
-from autoddl.core.sparse import share_of
+from autoddl.core.sparse import SparseRule
 from autoddl.runtime.collectives.coding import decode, decode_sum, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
 from autoddl.runtime.collectives.packing import Packing, packing_of
@@ -178,13 +178,13 @@ class Move:
         if self._group is None:
             return None
         elements = sum(prod(piece.result) for piece in self._pieces)
-        return SparseSum(share_of(self._step.codec), self._n, self._group.rank(), torch.zeros(elements))
+        return SparseSum(SparseRule.of(self._step.codec), self._n, self._group.rank(), torch.zeros(elements))
 
     def _sum(self, sparse: SparseSum, tensors: list[Tensor], asynchronous: bool
              ) -> tuple[Any, Callable[[], list[Tensor]], object]:
         """Adds the tensors up sparse."""
         found = list[tuple[Tensor, SparseSent]]()
-        sparse.residual = sparse.residual.to(tensors[0].device)
+        sparse.to(tensors[0].device)
         if self._recorder is not None:
             nbytes = self._step.sends(self._n, sparse.residual.nbytes, 4)[1]
             self._recorder.note(*self.record, nbytes, self._label)

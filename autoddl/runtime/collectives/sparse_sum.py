@@ -16,6 +16,8 @@ bounds of regions are computed:
                    numbers, the bits of magnitudes are in their order
     regions        bound j is the mean over ranks of the index of entry j m / P of the m in S
 
+In the warm-up of the rule a rank gives each other its region of the residual, adds up what came, and gives all its sum.
+
 Between these steps the threshold of a rank may let 4/5 k or fewer through, or 5/4 k or more. Then the rank takes its k
 largest: of S, if these are among them. While residuals grow, S does too, so the whole of a is seldom looked through.
 The common threshold follows by 2 % a step where the sums are so few or so many. At most k sums are sent, and at most
@@ -31,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from autoddl.core.sparse import RENEWED, entries, word_limit
+from autoddl.core.sparse import BINS, RENEWED, ROUNDS, SparseRule, entries, word_limit
 
 __all__ = ["SparseSent", "SparseSum", "Swap"]
 
@@ -44,12 +46,16 @@ FOLLOW = 1.02
 
 @dataclass(frozen=True, slots=True)
 class SparseSent:
-    """The words of 4 bytes that a rank sent in one sparse sum, and how many it may unless thresholds were renewed."""
+    """The words of 4 bytes that a rank sent in one sparse sum, and how many it may unless thresholds were renewed.
+
+    A `whole` one is a step of the warm-up.
+    """
 
     axes: str
     words: int
     limit: float
     renewed: bool
+    whole: bool = False
 
     @property
     def fits(self) -> bool:
@@ -90,10 +96,11 @@ def _read(words: Tensor) -> _Entries:
 class SparseSum:
     """The sums of one bucket of gradients on one rank.
 
-        share       the part of the elements that is sent
+        rule        which part of the elements is sent, and when
         ranks       number of ranks
         rank        this one
         residual    [elements] float32: e, what was not sent yet
+        velocity    [elements] float32: v; without momentum none
         own         the threshold of S
         common      the threshold of G, the same on all ranks
         bounds      first index of each region but the first
@@ -101,20 +108,28 @@ class SparseSum:
         renewed     steps after which thresholds are computed again
     """
 
-    share: float
+    rule: SparseRule
     ranks: int
     rank: int
     residual: Tensor
+    velocity: Tensor = field(init=False)
     own: float = 0.0
     common: float = 0.0
     bounds: list[int] = field(default_factory=list)
     steps: int = 0
     renewed: int = RENEWED
 
+    def __post_init__(self) -> None:
+        self.velocity = torch.zeros_like(self.residual) if self.rule.momentum else self.residual.new_empty(0)
+
     @property
     def kept(self) -> int:
         """k."""
-        return entries(self.share, self.residual.numel(), self.ranks)
+        return entries(self.rule.share, self.residual.numel(), self.ranks)
+
+    def to(self, device: torch.device) -> None:
+        """Moves what is kept to a device."""
+        self.residual, self.velocity = self.residual.to(device), self.velocity.to(device)
 
     @torch.no_grad()
     def add(self, gradients: Sequence[Tensor], swap: Swap, axes: str = "") -> tuple[Tensor, SparseSent]:
@@ -122,9 +137,39 @@ class SparseSum:
 
         All ranks call it with gradients of the same shapes, which together have as many elements as the residual.
         """
-        wire, renews = _Wire(swap, self.ranks, self.rank), self.steps % self.renewed == 0
-        for part, gradient in zip(self.residual.split([g.numel() for g in gradients]), gradients, strict=True):
+        wire, since = _Wire(swap, self.ranks, self.rank), self.steps - self.rule.warmup
+        self.steps += 1
+        self._take(gradients)
+        if since < 0:
+            return self._whole(wire), SparseSent(axes, wire.words, wire.words, renewed=False, whole=True)
+        total = self._sparse(wire, since % self.renewed == 0)
+        return total, SparseSent(axes, wire.words, word_limit(self.kept, self.ranks), since % self.renewed == 0)
+
+    def _take(self, gradients: Sequence[Tensor]) -> None:
+        """Adds the gradients to the residual, or with momentum the velocities."""
+        into = self.residual
+        if self.rule.momentum:
+            into = self.velocity.mul_(self.rule.momentum)
+        for part, gradient in zip(into.split([g.numel() for g in gradients]), gradients, strict=True):
             part.add_(gradient.reshape(-1))
+        if self.rule.momentum:
+            self.residual.add_(self.velocity)
+
+    def _whole(self, wire: "_Wire") -> Tensor:
+        """The sum of all residuals, which become 0: every rank adds up a region, in the order of the ranks."""
+        sizes = [self.residual.numel() * (j + 1) // self.ranks - self.residual.numel() * j // self.ranks
+                 for j in range(self.ranks)]
+        came = wire.swap([part.view(torch.int32) for part in self.residual.split(sizes)],
+                         [sizes[self.rank]] * self.ranks)
+        own = torch.zeros(sizes[self.rank], device=self.residual.device)
+        for words in came:
+            own.add_(words.view(torch.float32))
+        self.residual.zero_()
+        self.velocity.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        return torch.cat(wire.swap([own.view(torch.int32)] * self.ranks, sizes)).view(torch.float32)
+
+    def _sparse(self, wire: "_Wire", renews: bool) -> Tensor:
+        """The sum of the largest, which are no longer in the residual."""
         chosen = self._select(renews)
         if renews:
             self.bounds = self._regions(chosen, wire)
@@ -136,9 +181,11 @@ class SparseSum:
         found = self._gather(reduced, wire, renews)
         total = torch.zeros_like(self.residual)
         total[found.places] = found.values
-        self.residual[chosen.places[_among(chosen.places, found.places)]] = 0.0
-        self.steps += 1
-        return total, SparseSent(axes, wire.words, word_limit(self.kept, self.ranks), renews)
+        sent = chosen.places[_among(chosen.places, found.places)]
+        self.residual[sent] = 0.0
+        if self.rule.momentum:
+            self.velocity[sent] = 0.0
+        return total
 
     def _select(self, renews: bool) -> _Entries:
         """S, by the rank's threshold; the k largest where it is renewed, or has come to fit badly."""
@@ -203,9 +250,9 @@ class SparseSum:
     def _threshold(self, reduced: _Entries, wire: "_Wire") -> float:
         """The magnitude of the k-th largest of all sums; 0 where they are fewer."""
         bits, prefix, left = reduced.values.abs().view(torch.int32), 0, self.kept
-        for shift in (24, 16, 8, 0):
+        for shift in range(8 * ROUNDS - 8, -8, -8):
             same = bits >> (shift + 8) == prefix
-            counts = torch.bincount(bits[same] >> shift & 255, minlength=256).to(torch.int32)
+            counts = torch.bincount(bits[same] >> shift & 255, minlength=BINS).to(torch.int32)
             above = torch.stack(wire.tell(counts)).long().sum(0).flip(0).cumsum(0)
             if int(above[-1]) < left:
                 return 0.0
