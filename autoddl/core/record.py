@@ -46,6 +46,7 @@ class Event:
         wait         seconds that the rank waited for it
         origin       the tensor, parameter or bucket that was sent
         algorithm    by which it was sent, as the cost model chose it; "" where there was no choice
+        words        of 4 bytes that the rank sent for a sparse sum; 0 of all others
     """
 
     step: int
@@ -60,6 +61,7 @@ class Event:
     wait: float
     origin: str = ""
     algorithm: str = ""
+    words: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +239,6 @@ def _step(data: Any, ranks: int) -> RecordedStep:
 
 
 def _event(step: int, rank: int, row: Sequence[Any]) -> Event:
-    direction, kind, axes, level, nbytes, start, end, wait, origin, *algorithm = row
+    direction, kind, axes, level, nbytes, start, end, wait, origin, *more = row
     return Event(step, rank, str(direction), str(kind), str(axes), str(level), int(nbytes), float(start), float(end),
-                 float(wait), str(origin), *map(str, algorithm))
+                 float(wait), str(origin), str(more[0] if more else ""), int(more[1]) if more[1:] else 0)

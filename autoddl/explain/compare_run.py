@@ -16,7 +16,18 @@ from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.record import Event, Record, RecordedStep
-from autoddl.explain.record_statistics import Miss, Pair, Row, late, later, misses, rows, typical
+from autoddl.explain.record_statistics import (
+    Miss,
+    Pair,
+    Row,
+    SparseRow,
+    late,
+    later,
+    misses,
+    rows,
+    sparse_rows,
+    typical,
+)
 from autoddl.planner.question import question_of
 from autoddl.schedule.memory_line import MemoryLine, memory_line
 from autoddl.schedule.stage_lanes import stage_traffic
@@ -25,6 +36,7 @@ from autoddl.schedule.traffic import PlannedCollective, traffic
 
 __all__ = [
     "Compared",
+    "axis_sizes",
     "check_record",
     "compare_run",
     "differences",
@@ -66,6 +78,8 @@ class Compared:
     """The number of steps compared."""
     ranks: int
     """The number of ranks compared."""
+    sparse: tuple[SparseRow, ...] = ()
+    """Words of sparse sums, by mesh axes; of all steps."""
     note: str = ""
     """What the record lacks, in words."""
 
@@ -109,7 +123,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
         Pair(line.hidden, typical(steps, lambda step: step.hidden)),
         late(steps), Pair(plan.predicted.update, typical(steps, lambda step: step.during("update"))),
         len({step.step for step in steps}),
-        len({step.rank for step in steps}), lacking(record))
+        len({step.rank for step in steps}), sparse_rows(record.steps, axis_sizes(plan)), lacking(record))
 
 
 def check_record(plan: Plan, record: Record) -> None:
@@ -158,6 +172,12 @@ def differences(plan: Plan, graph: Graph, record: Record) -> tuple[str, ...]:
 
 def _counted(many: Iterable[PlannedCollective | Event]) -> Counter[str]:
     return Counter(f"{one.direction} {one.kind} over {one.axes} of {one.nbytes} bytes" for one in many)
+
+
+def axis_sizes(plan: Plan) -> dict[str, int]:
+    """By name, how many ranks lie along the axes of the plan's mesh, and of those of its stages."""
+    every = [plan, *(stage.plan for stage in (plan.pipeline.stages if plan.pipeline else ()))]
+    return {name: size for one in every for name, size in zip(one.mesh.names, one.mesh.sizes, strict=True)}
 
 
 def lacking(record: Record) -> str:

@@ -23,7 +23,7 @@ from typing import TypeVar
 from autoddl.core.plan import Plan, level_of
 from autoddl.core.record import Event, Record
 from autoddl.cost_models import moved_by
-from autoddl.explain.compare_run import check_record, graph_of_plan, planned_traffic
+from autoddl.explain.compare_run import axis_sizes, check_record, graph_of_plan, planned_traffic
 from autoddl.explain.record_statistics import later
 from autoddl.schedule.moved_bytes import algorithm_of
 from autoddl.schedule.stage_lanes import copies_of
@@ -139,7 +139,8 @@ def _algorithm(plan: Plan, one: PlannedCollective) -> str:
 
 def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[_Sent] | None) -> MessageRow:
     direction, kind, axes = key
-    ranks = 2 if kind == "send" else _group_size(plan, axes)
+    sizes = axis_sizes(plan)
+    ranks = 2 if kind == "send" else prod(sizes[name] for name in axes.split("+"))
 
     def of(many: Callable[[list[_Sent]], _Number]) -> tuple[_Number, _Number | None]:
         return many(planned), None if recorded is None else many(recorded)
@@ -150,13 +151,6 @@ def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[
         of(lambda some: sum(moved_by(by, kind, ranks, size) for size, by in some)),
         (seen[0], int(median(seen)), seen[-1]), _classes(seen),
         of(lambda some: ", ".join(sorted({by for _, by in some if by}))))
-
-
-def _group_size(plan: Plan, axes: str) -> int:
-    """How many ranks lie along the axes, of the plan's mesh or of that of its stages."""
-    sizes = {name: size for one in _with_stages(plan)
-             for name, size in zip(one.mesh.names, one.mesh.sizes, strict=True)}
-    return prod(sizes[name] for name in axes.split("+"))
 
 
 def _level(plan: Plan, axes: str) -> str:

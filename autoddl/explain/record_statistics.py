@@ -6,16 +6,21 @@
               it is less than the collective takes where the others could begin without that rank
     late      the exposed seconds for ranks that came late: by position, the mean wait minus the least
     a miss    recorded minus predicted seconds of one collective, and the tensor that it was for
+    sparse    words that a rank sends for sparse sums: 4 k (n-1)/n planned, at most 6 k (n-1)/n but in a step of the
+              warm-up or of new thresholds (`core.sparse`)
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from statistics import fmean, median
 
+from autoddl.core.conversion import ring_bytes
 from autoddl.core.record import Event, Record, RecordedStep, hidden_seconds, own_seconds
+from autoddl.core.sparse import ENTRY_BYTES, SPARSE, word_limit
 
-__all__ = ["Miss", "Pair", "Row", "late", "later", "misses", "rows", "typical"]
+__all__ = ["Miss", "Pair", "Row", "SparseRow", "late", "later", "misses", "rows", "sparse_rows", "typical"]
 
 MISSES = 5
 
@@ -71,6 +76,46 @@ class Miss:
     """Bytes of its buffer."""
     seconds: Pair
     """Seconds in which it runs, predicted and recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRow:
+    """The words of 4 bytes that a rank sends in one step for the sparse sums over the same mesh axes."""
+
+    axes: str
+    """Names of the mesh axes."""
+    count: int
+    """The number of sums."""
+    planned: float
+    """Words of a step that needs no balance, as priced."""
+    recorded: float
+    """Words sent: the median over ranks and steps."""
+    most: int
+    """The most that a rank sent in a step within the limit."""
+    limit: float
+    """Words that a rank may send in a step, unless that is one of the warm-up or computes thresholds."""
+    above: int
+    """The number of steps in which a rank sent more than that."""
+    steps: int
+    """The number of steps."""
+
+
+def sparse_rows(steps: Sequence[RecordedStep], sizes: Mapping[str, int]) -> tuple[SparseRow, ...]:
+    """A row for all axes over which gradients add up sparse; `sizes` are those of mesh axes by name."""
+    every = sorted({event.axes for step in steps for event in step.events if event.kind == SPARSE})
+    return tuple(_sparse_row(axes, prod(sizes[name] for name in axes.split("+")), steps) for axes in every)
+
+
+def _sparse_row(axes: str, ranks: int, steps: Sequence[RecordedStep]) -> SparseRow:
+    sums = {(step.step, step.rank): [event for event in step.events if (event.kind, event.axes) == (SPARSE, axes)]
+            for step in steps}
+    sums = {at: events for at, events in sums.items() if events}
+    words, (first, *_) = {at: sum(event.words for event in events) for at, events in sums.items()}, sums.values()
+    limits = {at: sum(word_limit(event.nbytes // ENTRY_BYTES, ranks) for event in sums[at]) for at in sums}
+    within = [sent for at, sent in words.items() if sent <= limits[at]]
+    return SparseRow(axes, len(first), sum(ring_bytes(SPARSE, ranks, event.nbytes) for event in first) / 4,
+                     median(words.values()), max(within, default=0), max(limits.values()),
+                     len({at[0] for at, sent in words.items() if sent > limits[at]}), len({step for step, _ in words}))
 
 
 def later(record: Record) -> tuple[RecordedStep, ...]:

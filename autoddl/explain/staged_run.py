@@ -18,8 +18,8 @@ from autoddl.core.hubs import needed_ops
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import parse_cluster
-from autoddl.explain.compare_run import check_record, differences, graph_of_plan, lacking, planned_traffic
-from autoddl.explain.record_statistics import Pair, later, typical
+from autoddl.explain.compare_run import axis_sizes, check_record, differences, graph_of_plan, lacking, planned_traffic
+from autoddl.explain.record_statistics import Pair, SparseRow, later, sparse_rows, typical
 from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step
 from autoddl.schedule.stage_lanes import copies_of
 
@@ -77,6 +77,8 @@ class ComparedStages:
     """The number of steps compared."""
     ranks: int
     """The number of ranks compared."""
+    sparse: tuple[SparseRow, ...] = ()
+    """Words of sparse sums, by mesh axes; of all steps."""
     note: str = ""
     """What the record lacks, in words."""
 
@@ -152,7 +154,7 @@ def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
         tuple(_part(plan, part, steps) for part in parts),
         tuple(row for part in parts for row in _sent(plan, part, graph, steps)),
         differences(plan, graph, record), Pair(plan.predicted.seconds, median(longest.values())),
-        len(longest), len({step.rank for step in steps}), lacking(record))
+        len(longest), len({step.rank for step in steps}), sparse_rows(record.steps, axis_sizes(plan)), lacking(record))
 
 
 def _part(plan: Plan, part: int, steps: tuple[RecordedStep, ...]) -> PartRow:

@@ -45,7 +45,7 @@ def _event(plan: Plan, mark: Mark, number: int, rank: int, zero: int) -> Event:
     end = mark.resumed if waited else mark.done
     return Event(number, rank, one.direction, one.kind, one.axes, level_of(plan, one.axes), one.nbytes,
                  (mark.start - zero) / 1e9, (end - zero) / 1e9, (end - mark.waited) / 1e9 if waited else 0.0,
-                 mark.origin, mark.algorithm)
+                 mark.origin, mark.algorithm, mark.words)
 
 
 class RecordWriter:

@@ -42,6 +42,7 @@ class Mark:
         waited      when the rank began to wait for it
         resumed     when waiting ended
         done        when it completed
+        words       of 4 bytes that the rank sent for a sparse sum, known when it is waited for
     """
 
     executed: ExecutedCollective
@@ -51,6 +52,7 @@ class Mark:
     resumed: int = 0
     done: int = 0
     algorithm: str = ""
+    words: int = 0
 
     def wait(self) -> None:
         """Marks that the rank begins to wait."""

@@ -183,11 +183,12 @@ class Move:
     def _sum(self, sparse: SparseSum, tensors: list[Tensor], asynchronous: bool
              ) -> tuple[Any, Callable[[], list[Tensor]], object]:
         """Adds the tensors up sparse."""
-        found = list[tuple[Tensor, SparseSent]]()
+        found, mark = list[tuple[Tensor, SparseSent]](), None
         sparse.to(tensors[0].device)
         if self._recorder is not None:
             nbytes = self._step.sends(self._n, sparse.residual.nbytes, 4)[1]
             self._recorder.note(*self.record, nbytes, self._label)
+            mark = self._recorder.marks[-1] if self._recorder.timed else None
         try:
             work = self._swaps(lambda swap: found.append(sparse.add(tensors, swap, self.record[2])), asynchronous)
         except RuntimeError as error:
@@ -197,6 +198,8 @@ class Move:
             (total, sent), = found
             if self._recorder is not None:
                 self._recorder.sparse.append(sent)
+            if mark is not None:
+                mark.words = sent.words
             return [part.view(x.shape) for part, x in zip(total.split([x.numel() for x in tensors]), tensors,
                                                           strict=True)]
 
