@@ -1,16 +1,18 @@
-"""Makes a model that plans what its first plan does not hold: evaluation, and batches of another number of rows.
+"""Makes a model that plans what its first plan does not hold: evaluation, and batches of other shapes.
 
     the plan       module, its sample             stored pieces, and a program of training
     evaluation     module.eval(), no gradients    the same stored pieces, and a program of all outputs
     other rows     module, a shorter batch        the same stored pieces, and a program of training
+    samples        module, batches by length      the same stored pieces, and a program of training for each shape
 
 Each is the search of `autoddl.plan` on the plan's mesh, with the stored layout of every parameter pinned. So weights
-and the optimizer's state stay where they are. Rank 0 plans and tells the others.
+and the optimizer's state stay where they are. Rank 0 plans and tells the others. A plan with stages keeps its stages
+(`stage_variants`); it evaluates by another program only where training updates buffers.
 """
 
 import copy
 import gc
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from autoddl.adapters.stage_variants import divides, staged_variant
 from autoddl.api import plan as search_plan
 from autoddl.capture.arguments import check_arguments, said_kind
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.capture.wrappers import check_wrappers
 from autoddl.core.errors import AutoDDLError, InputError
-from autoddl.core.graph import Graph, Kind
 from autoddl.core.plan import Plan, parse_plan
 from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
+from autoddl.planner.options import Options, PlanOptions
+from autoddl.planner.pins import pins_of_layouts
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
@@ -39,11 +43,11 @@ __all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
                 seed: int = 0, timeout: float = 600.0, captured: Captured | None = None,
-                compile: bool | str | None = None, graph: bool = False, weights: str | Path | None = None
-                ) -> ParallelModel:
+                compile: bool | str | None = None, graph: bool = False, weights: str | Path | None = None,
+                samples: Sequence[object] = ()) -> ParallelModel:
     """The model that runs `model` as `plan` says, on this rank. Every rank calls it, with equal arguments.
 
-    It plans evaluation and batches of other rows when they first come, if the plan has no stages.
+    It plans evaluation and batches of other rows when they first come.
 
         sample      a global batch, only needed where the sample of the plan does not fit the module
         device      by default that of the plan's backend: the CPU for gloo, this process' GPU for nccl
@@ -55,6 +59,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
         graph       whether the steps are one CUDA graph, which spares the host's time per kernel
         weights     a folder of safetensors, read straight into the pieces: the module's parameters may be on the meta
                     device, and no rank ever holds all of them
+        samples     batches of other shapes that will come, such as one of every length: each gets a program now
 
     Raises MismatchError where the plan does not fit the model, the ranks or this version, or ranks disagree. Raises
     InputError for a model that is parallel already or whose parameters an optimizer holds, MachineError where processes
@@ -66,15 +71,17 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
                     ("the plan", plan, Plan, "a Plan, as autoddl.plan or autoddl.load_plan return it"))
     check_no_optimizer(model)
     return with_variants(model, plan, sample, device=device, seed=seed, timeout=timeout, captured=captured,
-                         compile=compile, graph=graph, weights=weights)
+                         compile=compile, graph=graph, weights=weights, samples=samples)
 
 
 def with_variants(model: nn.Module, plan: Plan, sample: object = None, *, weights: str | Path | None = None,
-                  **how: Any) -> ParallelModel:
+                  samples: Sequence[object] = (), **how: Any) -> ParallelModel:
     """Returns what `parallelize` does, for loops that give an optimizer made before the new parameters."""
     check_wrappers(model)
-    planner = _Planner(_without_values(model), plan) if plan.pipeline is None else None
+    planner = _Planner(_without_values(model), plan)
     parallel = run_plan(model, plan, sample, planner=planner, fill=weights is None, **how)
+    for one in samples:
+        parallel.prepare(one)
     if weights is not None:
         from autoddl.adapters.safetensors import load_safetensors
 
@@ -116,51 +123,45 @@ class _Planner:
     def __call__(self, batch: Sample, training: bool) -> tuple[Captured, Plan]:
         module = self.module if training else copy.deepcopy(self.module).eval().requires_grad_(False)
         precision = Precision.parse(self.plan.precision)
-        whole = capture(module, batch, precision)
-        plan = self._planned(module, batch, whole.graph, training)
-        if plan.microbatches == 1:
+        whole = capture(module, batch, precision) if self.plan.pipeline is None else None
+        plan = self._planned(module, batch, whole, training)
+        if plan.microbatches == 1 and whole is not None:
             return whole, plan
         return capture(module, parted(batch, plan.microbatches), precision), plan
 
-    def _planned(self, module: nn.Module, batch: Sample, graph: Graph, training: bool) -> Plan:
+    def _planned(self, module: nn.Module, batch: Sample, whole: Captured | None, training: bool) -> Plan:
         """The plan of rank 0, on every rank. Raises InputError with its words where it has none."""
         alone = not (dist.is_available() and dist.is_initialized())
         found: dict[str, Any] = {}
         if alone or dist.get_rank() == 0:
             try:
-                found = {"plan": self._search(module, batch, graph, training).to_json()}
+                found = {"plan": self._search(module, batch, whole, training).to_json()}
             except AutoDDLError as error:
                 found = {"error": str(error)}
         found = found if alone else first_value(found)
         if "error" in found:
-            what = "a batch of so many rows" if training else "evaluation"
+            what = "a batch of this shape" if training else "evaluation"
             raise InputError(f"no plan for {what} that stores parameters as this plan does: {found['error']}")
         return parse_plan(found["plan"], "the plan of rank 0")
 
-    def _search(self, module: nn.Module, batch: Sample, graph: Graph, training: bool) -> Plan:
-        plan, source = self.plan, self.plan.source
-        if "cluster" not in source:
-            raise InputError("the plan does not say its cluster: make it by autoddl.plan")
-        budget = plan.budget - (0 if training else plan.predicted.nbytes.get("optimizer", 0))
-        return search_plan(
-            module, parse_cluster(source["cluster"], "the plan's cluster"), batch, mesh=str(plan.mesh),
-            pins=_pins(plan, graph), budget=budget, precision=plan.precision, tolerance=source.get("tolerance", 1e-3),
-            optimizer=source.get("optimizer", "adamw"), microbatches=_counts(batch, plan.microbatches),
-            recompute=tuple(source.get("recompute", ("none",))) if training else ("none",), workers=1)
+    def _search(self, module: nn.Module, batch: Sample, whole: Captured | None, training: bool) -> Plan:
+        plan = self.plan
+        source = plan.source if plan.pipeline is None else {**plan.pipeline.stages[0].plan.source, **plan.source}
+        if "cluster" not in source or (whole is None and "graph" not in source):
+            raise InputError("the plan does not say its cluster and its graph: make it by autoddl.plan")
+        cluster = parse_cluster(source["cluster"], "the plan's cluster")
+        options: Options = {
+            "budget": plan.budget - (0 if training else plan.predicted.nbytes.get("optimizer", 0)),
+            "precision": plan.precision, "tolerance": source.get("tolerance", 1e-3), "workers": 1,
+            "optimizer": source.get("optimizer", "adamw"),
+            "recompute": tuple(source.get("recompute", ("none",))) if training else ("none",)}
+        if whole is None:
+            return staged_variant(module, plan, cluster, batch, PlanOptions.of(options))
+        options |= {"mesh": str(plan.mesh), "pins": pins_of_layouts(plan, whole.graph),
+                    "microbatches": _counts(batch, plan.microbatches)}
+        return search_plan(module, cluster, batch, **options)
 
 
 def _counts(batch: Sample, microbatches: int) -> tuple[int, ...]:
     """The numbers of microbatches to try: one, and that of the plan where it divides the batch."""
-    try:
-        parted(batch, microbatches)
-    except InputError:
-        return (1,)
-    return tuple(sorted({1, microbatches}))
-
-
-def _pins(plan: Plan, graph: Graph) -> tuple[str, ...]:
-    """The stored layout of each parameter that `graph` has, as pins."""
-    stored = plan.index().stored
-    names = [t.fqn for t in graph.tensors if t.kind is Kind.PARAMETER and t.fqn in stored]
-    return tuple(f"{name.replace('[', '[[]')}: {axis}={state}" for name in names
-                 for axis, state in zip(plan.mesh.names, stored[name].layout, strict=True))
+    return tuple(sorted({1, microbatches} if divides(batch, microbatches) else {1}))

@@ -21,6 +21,7 @@ from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Mesh, Split, State, parse_state
 from autoddl.core.names import near_names
+from autoddl.core.plan import Plan
 from autoddl.core.state_layouts import DEPTHS
 from autoddl.cost_models import Cluster
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
@@ -30,7 +31,7 @@ from autoddl.planner.strategies import ROLES, strategy
 from autoddl.pricing.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "allowed_meshes", "also_pinned", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
-           "pins_of_part", "region_of"]
+           "pins_of_layouts", "pins_of_part", "region_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,14 @@ def pins_of_part(pins: tuple[str, ...], part: Graph, whole: Graph) -> tuple[str,
         if not pin.pattern or any(weights == isinstance(item, Tensor) and _matches(pin, item) for item in items):
             found.append(text)
     return tuple(found)
+
+
+def pins_of_layouts(plan: Plan, graph: Graph) -> tuple[str, ...]:
+    """The stored layout in `plan` of each parameter that `graph` has, as pins."""
+    stored = plan.index().stored
+    names = [t.fqn for t in graph.tensors if t.kind is Kind.PARAMETER and t.fqn in stored]
+    return tuple(f"{name.replace('[', '[[]')}: {axis}={state}" for name in names
+                 for axis, state in zip(plan.mesh.names, stored[name].layout, strict=True))
 
 
 def mesh_allows(pins: tuple[Pin, ...], mesh: Mesh) -> bool:

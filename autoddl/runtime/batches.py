@@ -5,7 +5,7 @@
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -184,6 +184,21 @@ class Batches:
         """The rows of the planned global batch: dim 0 of its first input with dims; 0 where there is none."""
         return next((t.shape[0] * self._parts for t in self._inputs if t.shape), 0)
 
+    def planned(self) -> str:
+        """The shapes of the planned global batch, as text."""
+        return _shapes((t.fqn, (t.shape[0] * self._parts, *t.shape[1:]) if t.shape else ()) for t in self._inputs)
+
+    def shapes(self, batch: object) -> str:
+        """The shapes of a batch, as text; "" for one of other inputs than the planned one, or other numbers of dims."""
+        try:
+            found = named(self._forward, as_sample(batch))
+        except CaptureError:
+            return ""
+        values = [(t, found.get(t.fqn)) for t in self._inputs]
+        shapes = [(t.fqn, value.shape) for t, value in values
+                  if isinstance(value, Tensor) and value.dim() == len(t.shape)]
+        return _shapes(shapes) if len(shapes) == len(values) else ""
+
     def other_rows(self, batch: object) -> int:
         """The rows of a batch that is as planned but for their number; 0 for any other batch, and for one as planned.
 
@@ -245,6 +260,11 @@ class Batches:
         return value.to(self._device, self._dtypes[fqn], non_blocking=pinned)
 
 
+def _shapes(inputs: Iterable[tuple[str, Sequence[int]]]) -> str:
+    """Shapes by name, as text."""
+    return ", ".join(f"{name}{list(shape)}" for name, shape in inputs)
+
+
 def _advice(value: Tensor, shape: Sequence[int], is_known: bool, dtype: str) -> str:
     """Says what to do about a tensor of another shape or dtype than the planned one."""
     if not is_known:
@@ -255,5 +275,5 @@ def _advice(value: Tensor, shape: Sequence[int], is_known: bool, dtype: str) -> 
         return ("give the global batch on every rank, not a share of it; drop or pad one of fewer rows, or make a plan "
                 "with a sample of the other shape")
     dims = [d for d in range(1, len(shape)) if value.shape[d] != shape[d]]
-    return (f"pad or cut dim {' and '.join(map(str, dims))} to the planned size on every rank, or make a plan with a "
-            "sample of the other shape")
+    return (f"pad or cut dim {' and '.join(map(str, dims))} to the planned size on every rank, or give parallelize a "
+            "sample of every shape that comes, samples=[...]")

@@ -1,10 +1,4 @@
-"""A model whose plan has no stages: one mesh of all ranks, microbatches one after the other.
-
-Its plan's program trains, on batches of the planned number of rows. Other programs are planned when they are first
-needed, and kept: for another number of rows, and for evaluation. They read the same stored pieces and add to the same
-gradients, so that nothing is copied from one to the other. Their sums of gradients are whole ones: the residuals of
-sparse sums are those of the plan's own program.
-"""
+"""A model whose plan has no stages: one mesh of all ranks, microbatches one after the other."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -45,7 +39,7 @@ class MeshModel(ParallelModel):
                  device: torch.device, seed: int, compile_stretch: Compile | None = None,
                  graphed: bool = False, planner: Planner | None = None, shared: "MeshModel | None" = None,
                  program: str = "") -> None:
-        self._first, self._planner, self._compile = seed, planner, compile_stretch
+        self._first, self._compile = seed, compile_stretch
         recorder = Recorder() if shared is None else shared.recorder
         if graphed:
             check_graph(graph, device, plan.codecs, bool(plan.sparse_sums))
@@ -54,26 +48,10 @@ class MeshModel(ParallelModel):
             module, plan, captured, graph, groups, device, recorder, compile_stretch,
             here={} if shared is None else shared.runner.stored)
         self._batches = batches_of(module, captured, self.runner, device, program)
-        self._others = dict[str, MeshModel]()
-        super().__init__(module, plan, graph, groups, recorder, device, captured.returned)
+        super().__init__(module, plan, graph, groups, recorder, device, captured.returned, planner)
         self._graphed = StepGraph(self._run, self.parameters(), recorder, device) if graphed else None
 
-    def _program(self, batch: object, training: bool) -> "MeshModel":
-        if isinstance(batch, LocalBatch):
-            return self._others.get(batch.program, self)
-        rows = self._batches.other_rows(batch)
-        if self._planner is None or (training and not rows):
-            return self
-        name = f"{'training' if training else 'evaluation'} of {rows or self._batches.rows()} rows"
-        if name not in self._others:
-            if not rows:
-                self._batches.local(batch)  # raises where it does not fit
-            with torch.enable_grad():
-                self._others[name] = self._other(self._planner, self._batches.sample(batch), training, name)
-        return self._others[name]
-
     def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "MeshModel":
-        """A model of the same pieces, for such batches. Raises MismatchError where the ranks' plans differ."""
         captured, plan = planner(batch, training)
         plan = plan.without_codecs(sparse_alone=True)
         graph = add_hubs(captured.graph)

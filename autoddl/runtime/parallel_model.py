@@ -67,12 +67,18 @@ class ParallelModel:
         training  whether a call runs the training program (without dropout), or that of evaluation (after `eval`)
         steps     number of steps so far
         copies    names of parameters that an earlier stage has too: it saves them, and they count there
+
+    Its plan's program trains, on batches of the planned shapes. Other programs are planned by `planner` when they are
+    first needed, and kept: for another number of rows, for the shapes of samples, and for evaluation. They read the
+    same stored pieces and add to the same gradients, so that nothing is copied from one to the other. Their sums of
+    gradients are whole ones: the residuals of sparse sums are those of the plan's own program.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder,
-                 device: torch.device, returned: Returned) -> None:
+                 device: torch.device, returned: Returned, planner: Planner | None = None) -> None:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self.device, self.returned, self.training = device, returned, True
+        self._planner, self._sampled, self._others = planner, set[str](), dict[str, ParallelModel]()
         self.steps, self.copies = 0, frozenset[str]()
         self._compared: int | None = None
         self._seen = SeenBatches()
@@ -92,9 +98,9 @@ class ParallelModel:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
         Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
-        when it first comes. The first batch is compared among the ranks, and a checksum every 100 steps. Raises
-        InputError for arguments that are not one batch, MismatchError for a batch that does not fit, or that other
-        ranks have otherwise.
+        when it first comes, and so is one of the shapes of a sample. The first batch is compared among the ranks, and
+        a checksum every 100 steps. Raises InputError for arguments that are not one batch, MismatchError for a batch
+        that does not fit, or that other ranks have otherwise.
         """
         check_one_batch(batch, more, named)
         self._compare(batch)
@@ -126,9 +132,52 @@ class ParallelModel:
             found = one._evaluate(pieces, Asked(tuple(others), whole))
             return found[LOSS].as_subclass(CallLoss) if outputs is None else {k: found[n] for k, n in asked.items()}
 
+    def prepare(self, batch: object) -> "ParallelModel":
+        """Plans the program that trains on batches of the shapes of this one; every rank calls it.
+
+        Raises MismatchError for a batch of other inputs than the plan's, InputError where there is no such plan.
+        """
+        own = self.batches()[0]
+        shapes = own.shapes(batch)
+        if not shapes or self._planner is None:
+            own.local(batch)  # raises unless it is of the planned shapes
+            return self
+        self._sampled.add(shapes)
+        return self._program(batch, True)
+
+    def programs(self) -> dict[str, Plan]:
+        """The plans of all programs so far by what they are for, with the seconds and bytes that are foreseen."""
+        own = f"training of {self.batches()[0].planned()}"
+        return {own: self.plan, **{name: one.plan for name, one in self._others.items()}}
+
     def _program(self, batch: object, training: bool) -> "ParallelModel":
-        """The model whose program runs this batch: this one, or one for other rows or for evaluation."""
-        return self
+        """The model whose program runs this batch: this one, or one for other shapes or for evaluation."""
+        if isinstance(batch, LocalBatch):
+            return self._others.get(batch.program, self)
+        own = self.batches()[0]
+        shapes = own.shapes(batch)
+        if self._planner is None or ((training or not self._evaluates_apart()) and shapes == own.planned()):
+            return self
+        name = f"{'training' if training else 'evaluation'} of {shapes}"
+        if name not in self._others:
+            if shapes == own.planned() or not self._is_known(batch, shapes):
+                own.local(batch)  # raises where it does not fit
+            with torch.enable_grad():
+                self._others[name] = self._other(self._planner, own.sample(batch), training, name)
+        return self._others[name]
+
+    def _is_known(self, batch: object, shapes: str) -> bool:
+        """Whether these are planned shapes, or those of a sample, but for the number of rows."""
+        return shapes in {self.batches()[0].planned(), *self._sampled} or any(
+            one.batches()[0].other_rows(batch) for one in (self, *self._others.values()))
+
+    def _evaluates_apart(self) -> bool:
+        """Whether evaluation runs another program than training."""
+        return True
+
+    def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "ParallelModel":
+        """A model of the same pieces, for such batches. Raises MismatchError where the ranks' plans differ."""
+        raise NotImplementedError
 
     def _compare(self, batch: object) -> None:
         """Compares batches among the ranks: the first one whole, and after every `COMPARED` steps what came since.

@@ -99,7 +99,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
             raise InputError("a plan with stages runs no CUDA graphs: its ranks wait for each other's messages; leave "
                              "out graph=True")
         return PipelineModel(model, plan, captured, connected(plan, captured.graph, limit), place, seed,
-                             _compiler(plan, compile))
+                             _compiler(plan, compile), planner)
     groups = Groups(plan.mesh, communication_axes(plan, planned), limit, plan.source.get("cluster"))
     return MeshModel(model, plan, captured, planned, groups, place, seed, _compiler(plan, compile), graph,
                      planner)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
 from autoddl.capture.returned import LOSS
+from autoddl.capture.sample import Sample
 from autoddl.capture.tried_rules import planned_by
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import RECEIVE
@@ -37,11 +38,11 @@ from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import SharedGradients
 from autoddl.runtime.outputs import computed_outputs, joined
-from autoddl.runtime.parallel_model import ParallelModel, batches_of, mean
-from autoddl.runtime.parameters import StoredParameter
+from autoddl.runtime.parallel_model import ParallelModel, Planner, batches_of, mean
 from autoddl.runtime.program_runner import Asked, ProgramRunner, place_buffers
-from autoddl.runtime.stage_setup import Stages, captured_stage, names_of, take_out
+from autoddl.runtime.stage_setup import Stages, captured_stage, connected, names_of, stage_rows, take_out
 from autoddl.runtime.stage_transport import Arrival, StageTransport
+from autoddl.runtime.world import check_agreement
 from autoddl.schedule.stage_actions import StageAction, StageActions, arrived, forwards, posted_early, stage_actions
 from autoddl.schedule.stage_lanes import Lane, copies_of, lanes_of, links_of, stage_traffic
 from autoddl.schedule.traffic import PlannedCollective
@@ -78,10 +79,11 @@ class PipelineModel(ParallelModel):
     """One rank of a model whose plan has stages."""
 
     def __init__(self, module: nn.Module, plan: Plan, captured: Captured, stages: Stages, device: torch.device,
-                 seed: int, compile_stretch: Compile | None = None) -> None:
+                 seed: int, compile_stretch: Compile | None = None, planner: Planner | None = None,
+                 shared: "PipelineModel | None" = None, program: str = "") -> None:
         assert plan.pipeline is not None
-        self._joined, self._first = stages, seed
-        recorder, cuts, graph = Recorder(), plan.pipeline.cuts, captured.graph
+        self._joined, self._first, self._compile, self._name = stages, seed, compile_stretch, program
+        recorder, cuts, graph = Recorder() if shared is None else shared.recorder, plan.pipeline.cuts, captured.graph
         parts = cut_graph(graph, cuts)
         own = tuple(stages.groups)
         self._elsewhere = names_of(parts, range(len(parts))) - names_of(parts, own)
@@ -89,7 +91,8 @@ class PipelineModel(ParallelModel):
         place_buffers(device, module, graph)
         schedule = Schedule.parse(plan.pipeline.schedule)
         self._apart = {(one.stage, one.microbatch) for one in schedule if one.kind == "W"}
-        runners, here = dict[int, ProgramRunner](), dict[str, StoredParameter]()
+        runners = dict[int, ProgramRunner]()
+        here = {} if shared is None else {n: one for runner in shared.runners() for n, one in runner.stored.items()}
         for s, groups in stages.groups.items():
             runners[s] = ProgramRunner(module, plan.pipeline.stages[s].plan, captured_stage(captured, parts[s]),
                                        add_hubs(parts[s].graph), groups, device, recorder, compile_stretch,
@@ -100,12 +103,13 @@ class PipelineModel(ParallelModel):
                                          device, recorder, stages.timeout)
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
         self._each = plan.microbatches // schedule.pipes
-        self._batches = {s: batches_of(module, captured, runner, device) for s, runner in runners.items()}
+        self._batches = {s: batches_of(module, captured, runner, device, program) for s, runner in runners.items()}
         links, row = links_of(self._lanes), stages.rank // next(iter(stages.groups.values())).mesh.size
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
-        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned)
+        super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned,
+                         planner)
         self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
         self._parts = [sorted({one.microbatch for one in schedule if one.pipe == pipe})
                        for pipe in range(schedule.pipes)]
@@ -185,11 +189,21 @@ class PipelineModel(ParallelModel):
         return self._homes.keys()
 
     def train(self, mode: bool = True) -> Self:
-        if not mode and self.graph.updates:
+        if not mode and self._planner is None and self.graph.updates:
             buffer = self.graph.tensors[self.graph.updates[0][0]].fqn
-            raise InputError(f"a plan with stages has no program of evaluation, and {buffer} is updated in training: "
-                             "evaluate without eval(), or load a checkpoint into a plan without stages")
+            raise InputError(f"{buffer} is updated in training, and nothing plans evaluation here: run the plan by "
+                             "autoddl.parallelize")
         return super().train(mode)
+
+    def _evaluates_apart(self) -> bool:
+        return bool(self.graph.updates)
+
+    def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "PipelineModel":
+        captured, plan = planner(batch, training)
+        check_agreement({f"plan for {name}": (plan.fingerprint(), *stage_rows(plan, captured.graph))})
+        stages = connected(plan, captured.graph, self._joined.timeout)
+        return PipelineModel(self.module, plan, captured, stages, self.device, self._first, self._compile, shared=self,
+                             program=name)
 
     def _run(self, every: _List, batch: LocalBatch, forward: _Forward) -> dict[int, Tensor]:
         """Runs a list; returns the losses by microbatch, where this rank has them."""
@@ -303,7 +317,10 @@ class PipelineModel(ParallelModel):
     def local_batch(self, batch: object) -> LocalBatch:
         if isinstance(batch, LocalBatch):
             return batch
-        return LocalBatch(tuple(part for one in self._batches.values() for part in one.local(batch).parts))
+        one = self._program(batch, self.training)
+        if one is not self:
+            return one.local_batch(batch)
+        return LocalBatch(tuple(part for one in self._batches.values() for part in one.local(batch).parts), self._name)
 
     def batches(self) -> Sequence[Batches]:
         return [*self._batches.values()]

@@ -1,48 +1,73 @@
-"""Does training survive whatever dies? python examples/benchmarks/kills.py [kills] [ranks] [seed]
+"""Does training survive whatever dies? python examples/benchmarks/kills.py [kills] [ranks] [seed] [folder]
 
-A small GPT with dropout on 4 ranks (or as many as given), a checkpoint every 5 of 60 steps. Again and again the run is
-started with --resume and hit at a random moment; a last start finishes it. A hit is one of
+Two layers with dropout, in float64, on 4 ranks (or as many as given), a checkpoint every 5 of 150 steps. Again and
+again the run is started with --resume and hit at a random moment. That is one of the whole run, its start included, or,
+three times in four, one after its first checkpoint. A last start finishes it. A hit is one of
 
     rank        SIGKILL to a random rank                 two         to two ranks
     save        to a random rank while a checkpoint is being written
     launcher    SIGKILL to the launcher                  parent      to the process that forks the ranks
     hangup, terminate, interrupt                         a signal to the launcher, which ends the ranks
 
-Training is cut into rounds, each with a folder of its own and 8 hits. It passes if
+Training is cut into rounds, each with a folder of its own, up to 8 hits and 200 s. It passes if
 
     end         every hit run ends within 10 s, with one line or none, no traceback, and no process is left
     kept        no hit loses the last checkpoint that was there
     losses      those of the run that was hit are equal to the bit to those of one that was not
+    other       those of one that another plan finishes, of half of the ranks, are equal to 1e-6
+
+With a folder the plan, the losses and all hits so far stay in it, and further calls add to them.
 """
 
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-import autoddl
+import torch
+from torch import Tensor, nn
+
 from autoddl.runtime.checkpoints.checkpoint_series import kept_steps
 
 ROOT = Path(__file__).parent.parent.parent
-FACTORY = [f"{ROOT / 'examples' / 'gpt.py'}:gpt", "--set", "layers=2", "--set", "width=32", "--set", "heads=4",
-           "--set", "context=16", "--set", "dropout=0.1"]
 PROGRAM = [sys.executable, "-P", "-m", "autoddl.cli"]
 CLUSTER = """
 name: slow
-device: {{name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float32: 10 MFLOP/s}}}}
+device: {{name: slow, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {{float32: 10 MFLOP/s, float64: 10 MFLOP/s}}}}
 levels:
   - {{name: net, size: {ranks}, bandwidth: 100 MB/s, latency: 100 us}}
 """
-EVERY, STEPS, HITS, LIMIT = 5, 60, 8, 10.0
+EVERY, STEPS, HITS, LIMIT, ROUND = 5, 150, 8, 10.0, 200.0
 KINDS = ("rank", "two", "save", "launcher", "parent", "hangup", "terminate", "interrupt")
 SIGNALS = {"hangup": signal.SIGHUP, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
+
+Process = subprocess.Popen[str]
+
+
+class Small(nn.Module):
+    """Two layers with dropout between them, which are captured in no time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.dropout = nn.Linear(16, 64), nn.Linear(64, 8), nn.Dropout(0.1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.mse_loss(self.down(self.dropout(self.up(x).relu())), y)
+
+
+def small() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    """The model that is trained, in float64, so that other sums differ by far less than 1e-6."""
+    return Small().double(), (torch.randn(32, 16, dtype=torch.float64), torch.randn(32, 8, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -53,6 +78,7 @@ class Hit:
     after: float
     begun: bool
     ended: float
+    kept: tuple[int, ...]
     wrong: tuple[str, ...]
 
 
@@ -65,24 +91,33 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def started(plan: Path, folder: Path | None) -> "subprocess.Popen[str]":
+def planned(folder: Path, ranks: int) -> Path:
+    """A plan for so many ranks, made if it is not there."""
+    plan, cluster = folder / f"plan-{ranks}.json", folder / f"cluster-{ranks}.yaml"
+    if not plan.exists():
+        cluster.write_text(CLUSTER.format(ranks=ranks))
+        words = ["plan", f"{Path(__file__).resolve()}:small", str(cluster), "-o", str(plan)]
+        subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
+    return plan
+
+
+def words(plan: Path, folder: Path | None, *more: str) -> list[str]:
+    """The command that trains, from the last checkpoint of `folder`."""
     saving = [] if folder is None else ["--checkpoint", str(folder), "--every", str(EVERY), "--resume"]
-    words = ["run", str(plan), *FACTORY, "--steps", str(STEPS), "--no-record", "--json", *saving]
-    return subprocess.Popen([*PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                            env={**os.environ, "PYTHONHASHSEED": "0"})
+    return [*PROGRAM, "run", str(plan), f"{Path(__file__).resolve()}:small", "--steps", str(STEPS), "--no-record",
+            "--json", *saving, *more]
+
+
+def started(command: Sequence[str], **environment: str) -> Process:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env={**os.environ, "PYTHONHASHSEED": "0", **environment})
 
 
 def hit(plan: Path, folder: Path, kind: str, draw: random.Random, usual: float) -> Hit | None:
     """Starts the run and hits it; None where it was over before."""
-    before, begun = kept_steps(folder), time.monotonic()
-    process = started(plan, folder)
-    after = draw.uniform(0, usual)
-    while time.monotonic() - begun < after and process.poll() is None:
-        time.sleep(0.01)
-    if kind == "save":
-        while not [*folder.glob("*.writing")] and process.poll() is None and time.monotonic() - begun < 120:
-            time.sleep(0.002)
-    below = children(process.pid) if process.poll() is None else []
+    before, began, process = kept_steps(folder), time.monotonic(), started(words(plan, folder))
+    wait(process, folder, before, kind, draw, usual)
+    after, below = time.monotonic() - began, children(process.pid)
     if process.poll() is not None:
         process.communicate()
         return None
@@ -91,16 +126,35 @@ def hit(plan: Path, folder: Path, kind: str, draw: random.Random, usual: float) 
                "two": draw.sample(ranks, min(2, len(ranks))), "parent": below[:1]}.get(kind, [])
     for pid in targets or [process.pid]:
         os.kill(pid, SIGNALS.get(kind, signal.SIGKILL))
+    said, ended = ending(process, shot)
+    until = time.monotonic() + 2
+    while any(alive(pid) for pid in below) and time.monotonic() < until:
+        time.sleep(0.02)
+    wrong = faults(ended, said, below, before, folder)
+    return Hit(kind, after, bool(ranks), ended, kept_steps(folder), tuple(wrong))
+
+
+def wait(process: Process, folder: Path, before: tuple[int, ...], kind: str, draw: random.Random, usual: float
+         ) -> None:
+    """Waits for the moment of the hit."""
+    began, later = time.monotonic(), draw.random() < 0.75
+    while later and kept_steps(folder) == before and process.poll() is None and time.monotonic() - began < 120:
+        time.sleep(0.005)
+    after = time.monotonic() + draw.uniform(0, 0.5 if later else usual)
+    while time.monotonic() < after and process.poll() is None:
+        time.sleep(0.01)
+    while kind == "save" and not [*folder.glob("*.writing")] and process.poll() is None:
+        time.sleep(0.002)
+
+
+def ending(process: Process, since: float) -> tuple[str, float]:
+    """What a run says at its end, and how many seconds after `since` that is."""
     try:
         _, said = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:
         process.kill()
         _, said = process.communicate()
-    ended = time.monotonic() - shot
-    until = time.monotonic() + 2
-    while any(alive(pid) for pid in below) and time.monotonic() < until:
-        time.sleep(0.02)
-    return Hit(kind, after, bool(ranks), ended, tuple(faults(ended, said, below, before, folder)))
+    return said, time.monotonic() - since
 
 
 def alive(pid: int) -> bool:
@@ -110,16 +164,17 @@ def alive(pid: int) -> bool:
         return False
 
 
-def faults(ended: float, said: str, below: list[int], before: tuple[int, ...], folder: Path) -> list[str]:
+def faults(ended: float, said: str, below: list[int], before: tuple[int, ...], folder: Path, limit: float = LIMIT
+           ) -> list[str]:
     """What is wrong with the end of a run that was hit."""
     lines, kept = said.strip().splitlines(), kept_steps(folder)
-    found = [f"ended after {ended:.1f} s"] if ended > LIMIT else []
+    found = [f"ended after {ended:.1f} s"] if ended > limit else []
     found += ["a traceback"] if "Traceback" in said else [f"{len(lines)} lines: {lines[:3]}"] if len(lines) > 1 else []
     found += [f"{count} processes are left"] if (count := sum(map(alive, below))) else []
     return found + ([f"checkpoints {before} -> {kept}"] if before and (not kept or kept[-1] < before[-1]) else [])
 
 
-def losses(process: "subprocess.Popen[str]") -> list[float]:
+def losses(process: Process) -> list[float]:
     out, said = process.communicate(timeout=600)
     if process.returncode:
         raise SystemExit(f"the run failed: {said}")
@@ -127,37 +182,71 @@ def losses(process: "subprocess.Popen[str]") -> list[float]:
     return found
 
 
+def uninterrupted(folder: Path, ranks: int) -> tuple[list[float], float]:
+    """The losses of a run that is not hit, and its seconds; measured if they are not there."""
+    path, began = folder / f"whole-{ranks}.json", time.monotonic()
+    if not path.exists():
+        path.write_text(json.dumps([losses(started(words(planned(folder, ranks), None))), time.monotonic() - began]))
+    found, seconds = json.loads(path.read_text())
+    return found, seconds
+
+
+def finished(folder: Path, ranks: int, checkpoints: Path) -> list[str]:
+    """What is wrong with the losses of a round that is finished here, and in a copy by another plan."""
+    whole, _ = uninterrupted(folder, ranks)
+    copy = checkpoints.with_name(f"{checkpoints.name}-other")
+    shutil.copytree(checkpoints, copy) if checkpoints.exists() else None
+    wrong = [] if losses(started(words(planned(folder, ranks), checkpoints))) == whole else ["other losses"]
+    other = losses(started(words(planned(folder, ranks // 2), copy)))
+    furthest = max(abs(a - b) / abs(b) for a, b in zip(other, whole, strict=True))
+    return wrong + ([f"losses of another mesh differ by {furthest:.1e}"] if furthest > 1e-6 else [])
+
+
+def round_of_hits(folder: Path, ranks: int, most: int, draw: random.Random) -> tuple[list[Hit], list[str]]:
+    """Hits a run as often as it takes, up to `most`; returns the hits and what is wrong with its losses."""
+    _, usual = uninterrupted(folder, ranks)
+    plan, hits, until = planned(folder, ranks), list[Hit](), time.monotonic() + ROUND
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        for kind in draw.sample(KINDS, len(KINDS))[:most]:
+            found = hit(plan, Path(name, "kept"), kind, draw, usual)
+            if found is None:
+                break
+            hits.append(found)
+            print(f"{found.kind:10} after {found.after:5.1f} s, ended in {found.ended:4.1f} s, kept {found.kept} "
+                  f"{'; '.join(found.wrong)}", flush=True)
+            if time.monotonic() > until:
+                break
+        return hits, finished(folder, ranks, Path(name, "kept"))
+
+
 def main() -> None:
-    kills, ranks, seed = [*map(int, sys.argv[1:4]), *(40, 4, 0)[len(sys.argv) - 1:]]
-    draw, hits, differ, rounds = random.Random(seed), list[Hit](), 0, 0
+    kills, ranks, seed = [*map(int, sys.argv[1:4]), *(40, 4, 0)[len(sys.argv[1:4]):]]
+    draw = random.Random(seed)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would runs
     with tempfile.TemporaryDirectory() as name:
-        plan, cluster = Path(name, "plan.json"), Path(name, "cluster.yaml")
-        cluster.write_text(CLUSTER.format(ranks=ranks))
-        words = ["plan", FACTORY[0], str(cluster), *FACTORY[1:], "-o", str(plan)]
-        subprocess.run([*PROGRAM, *words], check=True, stdout=subprocess.DEVNULL)
-        print(f"plan: {autoddl.load_plan(plan).mesh}", flush=True)
-        begun = time.monotonic()
-        whole = losses(started(plan, None))
-        usual = time.monotonic() - begun
-        while len(hits) < kills:
-            folder, rounds = Path(name, f"round-{rounds}"), rounds + 1
-            order = draw.sample(KINDS, len(KINDS))
-            for kind in order[:min(HITS, kills - len(hits))]:
-                found = hit(plan, folder, kind, draw, usual)
-                if found is None:
-                    break
-                hits.append(found)
-                print(f"{len(hits):4} {found.kind:10} after {found.after:5.1f} s, ended in {found.ended:4.1f} s, kept "
-                      f"{kept_steps(folder)} {'; '.join(found.wrong)}", flush=True)
-            same = losses(started(plan, folder)) == whole
-            differ += not same
-            print(f"     round {rounds}: losses {'equal to the bit' if same else 'DIFFER'}", flush=True)
-    wrong = [one for one in hits if one.wrong]
-    counts = Counter(one.kind for one in hits)
-    print(f"{len(hits)} hits on {ranks} ranks ({', '.join(f'{kind} {n}' for kind, n in counts.items())}), "
-          f"{sum(one.begun for one in hits)} of them after the ranks had started; slowest end "
-          f"{max(one.ended for one in hits):.1f} s; {len(wrong)} wrong; {differ} of {rounds} rounds with other losses")
-    sys.exit(bool(wrong or differ))
+        folder = Path(sys.argv[4] if len(sys.argv) > 4 else name)
+        folder.mkdir(exist_ok=True)
+        left = kills
+        while left:
+            hits, wrong = round_of_hits(folder, ranks, min(HITS, left), draw)
+            left -= len(hits)
+            print(f"round: {'; '.join(wrong) or 'losses equal to the bit, by another mesh to 1e-6'}", flush=True)
+            with (folder / f"rounds-{ranks}.jsonl").open("a") as file:
+                file.write(json.dumps({"hits": list(map(asdict, hits)), "wrong": wrong}) + "\n")
+        rounds = [json.loads(line) for line in (folder / f"rounds-{ranks}.jsonl").read_text().splitlines()]
+    sys.exit(summary(ranks, rounds))
+
+
+def summary(ranks: int, rounds: Sequence[dict[str, Any]]) -> bool:
+    """Prints all rounds in a line, and returns whether anything was wrong."""
+    hits = [one for every in rounds for one in every["hits"]]
+    wrong, differ = sum(bool(one["wrong"]) for one in hits), sum(bool(one["wrong"]) for one in rounds)
+    counts = Counter(one["kind"] for one in hits)
+    print(f"{len(hits)} hits on {ranks} ranks ({', '.join(f'{kind} {n}' for kind, n in sorted(counts.items()))}), "
+          f"{sum(one['begun'] for one in hits)} after the ranks had started, {sum(bool(one['kept']) for one in hits)} "
+          f"with a checkpoint; slowest end {max((one['ended'] for one in hits), default=0.0):.1f} s; {wrong} wrong; "
+          f"{differ} of {len(rounds)} rounds with other losses")
+    return bool(wrong or differ)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ PLACES = 16
 def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
     """The positions at which a captured graph may be cut: where blocks begin and end, or where `cuts` name a module.
 
-    A model without blocks may be cut wherever least is sent, at no more than PLACES. Raises InputError for a module
-    that runs no op, or before which nothing runs. Raises it for modules that are not in the order in which they run.
+    A model without blocks may be cut wherever least is sent, at no more than PLACES. Of places between which nothing is
+    made that is sent, such as a count of batches, it is the first. Raises InputError for a module that runs no op, or
+    before which nothing runs. Raises it for modules that are not in the order in which they run.
     """
     ops = needed_ops(graph)
     if cuts:
@@ -37,7 +38,7 @@ def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
     if found:
         return tuple(found)
     least = min((len(one) for one in sent if one), default=0)
-    narrow = [i + 1 for i, one in enumerate(sent) if len(one) == least and one]
+    narrow = [i + 1 for i, one in enumerate(sent) if len(one) == least and one and (i == 0 or one != sent[i - 1])]
     return tuple(narrow[::max(1, -(-len(narrow) // PLACES))])
 
 

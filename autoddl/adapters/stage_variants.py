@@ -1,0 +1,82 @@
+"""Plans other programs of a plan with stages: evaluation, and batches of other shapes.
+
+    training graph      op ... op | op ... op | op ...        cut by the plan
+    another graph       op op ... | op ...    | op ...        cut where its ops are those of the same stage
+
+The graphs are those of one module, so their ops are alike but for what a mode or a shape leaves out or adds: dropout,
+updates of buffers. Ops are matched in order by module and kind. Every stage is then planned by itself, on its own mesh,
+with the stored layout of every parameter pinned.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from difflib import SequenceMatcher
+
+from torch import nn
+
+from autoddl.capture.sample import Sample, parted
+from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph, Kind, Op, graph_from_text, graph_to_text
+from autoddl.core.hubs import needed_ops
+from autoddl.core.pipeline import flights_of
+from autoddl.core.plan import Plan
+from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.cost_models import Cluster
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pins import pins_of_layouts
+from autoddl.planner.pipelines.stage_plans import pipeline_plan, solve_stage
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.task import task_of
+
+__all__ = ["divides", "staged_variant"]
+
+
+def divides(batch: Sample, microbatches: int) -> bool:
+    """Whether the rows of a batch make so many microbatches."""
+    try:
+        parted(batch, microbatches)
+    except InputError:
+        return False
+    return True
+
+
+def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sample, options: PlanOptions) -> Plan:
+    """A plan with the stages of `plan`, for `module` on such a batch; `options` are those of every stage but its mesh.
+
+    A batch whose rows the microbatches do not divide has fewer of them. Raises InputError where the module cannot be
+    cut into the same stages.
+    """
+    assert plan.pipeline is not None
+    parts = max(n for n in range(1, plan.microbatches + 1) if plan.microbatches % n == 0 and divides(batch, n))
+    task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None)
+    graph, known = task.confirmed(parts).original, graph_from_text(plan.source["graph"])
+    staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), plan.pipeline.name, parts)
+    graphs = cut_graph(graph, staged.cuts)
+    _check_same(cut_graph(known, plan.pipeline.cuts), graphs)
+    part, found = stage_cluster(cluster, staged.parts), []
+    for stage, one, flight in zip(plan.pipeline.stages, graphs, flights_of(staged.schedule()), strict=True):
+        own = replace(task.options, mesh=str(stage.plan.mesh), pins=pins_of_layouts(stage.plan, one.graph))
+        found.append(solve_stage(replace(task, options=own), one, part, parts, flight))
+    made = pipeline_plan(task, staged, found)
+    return replace(made, source={"cluster": cluster.to_yaml(), "graph": graph_to_text(graph)})
+
+
+def matched_cuts(known: Graph, graph: Graph, cuts: Sequence[int]) -> tuple[int, ...]:
+    """The positions in `graph` of the ops with which stages of the `known` graph begin, or of the next that it has."""
+    before, after = ([_kind(op) for op in needed_ops(one)] for one in (known, graph))
+    same = {block.a + k: block.b + k for block in SequenceMatcher(None, before, after, False).get_matching_blocks()
+            for k in range(block.size)}
+    return tuple(next((same[at] for at in range(cut, len(before)) if at in same), len(after)) for cut in cuts)
+
+
+def _kind(op: Op) -> tuple[str, str]:
+    """The module of an op, and its name up to what evaluation has in place of it."""
+    return op.module, op.target.removesuffix(".default").removesuffix("_functional").removesuffix("_no_training")
+
+
+def _check_same(known: Sequence[StageGraph], graphs: Sequence[StageGraph]) -> None:
+    """Raises InputError where a stage has a parameter that it has not in the plan."""
+    for s, (before, after) in enumerate(zip(known, graphs, strict=True)):
+        there, here = ({t.fqn for t in one.graph.tensors if t.kind is Kind.PARAMETER} for one in (before, after))
+        for name in sorted(here - there):
+            raise InputError(f"stage {s} would read {name}, which another stage has: plan without stages")

@@ -1,0 +1,108 @@
+"""One plan trains on batches of several shapes, and evaluates: with the same pieces, as one process does."""
+
+from typing import Any
+
+import pytest
+import torch
+from planmaker import cluster_of
+from ranks import on_ranks, shared
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+
+from autoddl import parallelize
+from autoddl.adapters.stage_variants import matched_cuts
+from autoddl.api import plan
+from autoddl.capture.capture import capture
+from autoddl.core.errors import MismatchError
+from autoddl.core.plan import Plan
+
+ROWS, LENGTHS, ODD = 8, (6, 4, 6), 5
+
+
+class Series(nn.Module):
+    """Two layers with batch norm over all positions, and a mean over them, of series of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.mid = nn.Linear(12, 32), nn.BatchNorm1d(32), nn.Linear(32, 32)
+        self.last, self.down = nn.BatchNorm1d(32), nn.Linear(32, 8)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        h = F.relu(self.norm(self.up(x).transpose(1, 2)))
+        h = F.relu(self.last(self.mid(h.transpose(1, 2)).transpose(1, 2)))
+        logits = self.down(h.mean(-1))
+        return {"loss": F.cross_entropy(logits, y), "logits": logits}
+
+
+def batch(length: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    x = torch.randn(rows, length, 12, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 8, (rows,), generator=generator)
+
+
+@shared
+def planned(stages: int) -> Plan:
+    options: dict[str, Any] = {"mesh": "a=2"} if stages == 1 else {"stages": (stages,), "microbatches": (2,)}
+    return plan(Series().double(), cluster_of("a=2"), batch(LENGTHS[0]), workers=1, **options)
+
+
+def whole(value: Any) -> Tensor:
+    found = value.full_tensor() if isinstance(value, DTensor) else value
+    assert isinstance(found, Tensor)
+    return found.detach()
+
+
+def in_one_process(parts: int) -> nn.Module:
+    """Trained on every length, a microbatch after the other."""
+    model = Series().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for length in LENGTHS:
+        for x, y in zip(*(value.chunk(parts) for value in batch(length)), strict=True):
+            (model(x, y)["loss"] / parts).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def trained(one: Plan) -> dict[str, Any]:
+    """Errors of parameters and of buffers after training, of evaluation; what is refused, and the programs."""
+    parallel = parallelize(Series().double(), one, samples=[batch(length) for length in LENGTHS[1:2]])
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
+    for length in LENGTHS:
+        parallel.step(batch(length))
+        optimizer.step()
+        optimizer.zero_grad()
+    plain = in_one_process(one.microbatches)
+    values = dict(plain.named_parameters()) | dict(plain.named_buffers())
+    mine = dict(parallel.named_parameters()) | dict(parallel.module.named_buffers())
+    error = max(float((whole(value) - whole(values[name])).abs().max()) for name, value in mine.items())
+    with pytest.raises(MismatchError) as refused, torch.no_grad():
+        parallel.step(batch(ODD))
+    plain.eval()
+    found = parallel.eval()(batch(LENGTHS[1]), ("loss", "logits"))
+    away = max(float((found[name] - value).abs().max().detach()) for name, value in plain(*batch(LENGTHS[1])).items())
+    return {"error": error, "evaluation": away, "refused": str(refused.value), "programs": parallel.programs()}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("stages", [1, 2])
+def test_batches_of_two_lengths_train_and_evaluate_by_programs_of_one_plan(stages: int) -> None:
+    for found in on_ranks(2, trained, planned(stages)):
+        assert found["error"] < 1e-12 and found["evaluation"] < 1e-12
+        assert "pad or cut dim 1" in found["refused"] and "samples=[...]" in found["refused"]
+        assert list(found["programs"]) == [f"{what} of x[8, {length}, 12], y[8]" for what, length in (
+            ("training", 6), ("training", 4), ("evaluation", 4))]
+        first, *others = found["programs"].values()
+        assert all(0 < one.predicted.seconds < first.predicted.seconds for one in others)
+
+
+def test_stages_of_evaluation_begin_where_those_of_training_do() -> None:
+    training = capture(Series().double(), batch(6)).graph
+    evaluation = capture(Series().double().eval().requires_grad_(False), batch(4)).graph
+    for cut in range(1, len(training.ops) - 1):
+        (found,) = matched_cuts(training, evaluation, (cut,))
+        behind = [op.target.split(".")[1] for op in training.ops[cut:]]
+        assert evaluation.ops[found].target.split(".")[1].removesuffix("_no_training") in {
+            name.removesuffix("_functional") for name in behind}
