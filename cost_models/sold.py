@@ -43,10 +43,10 @@ def thousands_slip(what: str, value: float, kind: str = "cpu") -> float | None:
 
 
 def link_slip(bandwidth: float, beyond: bool) -> str:
-    """Says what was likely meant by a level's bandwidth: bits for bytes, one direction for both; "" where nothing is.
+    """Says what was likely meant by a level's bandwidth: bits for bytes, or one direction for both; "" for none.
 
-    `beyond` says whether the level has others inside of it, so that a network may be meant. A rate that is sold as it
-    is written is none.
+    `beyond` says whether the level has others inside of it, so that a network may be meant. A rate that is sold as
+    it is written is none.
     """
     networks, links = network_rates(True), network_rates(False)
     if beyond and (name := _same(bandwidth / 8, networks)) and not _same(bandwidth, networks):

@@ -3,8 +3,9 @@
     alike    blocks of equal ops, whose variables have the same choices
     kind     blocks that are alike and chose alike, their recomputation included
 
-A plan is kept if it fits the budget. It must be as fast as the found one, or have a proven gap within the tolerance of
-the search. The bound of all plans is one of it too. Two ways lead to such plans:
+A plan is kept if it fits the budget and is fast enough. Where the search proved a gap within its tolerance, so has the
+plan. Where it ended with a larger gap, the plan is slower than the found one by no more than the tolerance. The bound
+of all plans is one of it too. Two ways lead to such plans:
 
     merges      every block of a kind takes the choices of another, the smallest kind first, into the largest first
     mixtures    n blocks of a kind a, perhaps one of a kind c, and the others of a kind b, for blocks that are alike
@@ -27,10 +28,13 @@ from autoddl.planner.mixtures import Measure, mixtures
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import predict_memory
 
-__all__ = ["regular"]
+__all__ = ["allowed_seconds", "regular"]
 
-MOST_MERGES = 24
-"""Merges that are tried; each prices a plan and draws its memory."""
+MOST_MERGES = 32
+"""Merges that may fail; each prices a plan and draws its memory."""
+
+Decided = tuple[int, ...]
+"""The number of blocks of a kind, then what is chosen in each of them."""
 
 SAME = 1e-9
 """Relative difference of seconds that are the same sum in another order."""
@@ -59,7 +63,7 @@ def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> So
     if all(len(kinds) == 1 for kinds in _kinds(space, choice)):
         return found.best
     first = draft(found.best)
-    limit = max(first.predicted.seconds * (1 + SAME), first.bound / (1 - task.options.tolerance))
+    limit = allowed_seconds(first, task.options.tolerance)
 
     def priced(new: tuple[int, ...]) -> tuple[Solved, float, float]:
         """The choices, with the seconds and the peak of their plan."""
@@ -70,42 +74,51 @@ def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> So
                 plan.predicted.seconds, peak)
 
     best = found.best
-    for new in _tried(space, choice, lambda one: priced(one)[1:], limit, task.budget):
-        solved, seconds, peak = priced(new)
-        if seconds <= limit and peak <= task.budget:
-            best, choice = solved, new
-            break
+    for group in range(len(_kinds(space, choice))):
+        for new in _tried(space, choice, group, lambda one: priced(one)[1:], limit, task.budget):
+            solved, seconds, peak = priced(new)
+            if seconds <= limit and peak <= task.budget:
+                best, choice = solved, new
+                break
     return _merged(space, choice, best, priced, limit, task.budget)
+
+
+def allowed_seconds(found: Plan, tolerance: float) -> float:
+    """Seconds that a plan of fewer kinds may take: within the proven gap, else that much above the found plan."""
+    proved = found.bound / (1 - tolerance)
+    return max(found.predicted.seconds * (1 + SAME), proved) if found.gap <= tolerance else \
+        found.predicted.seconds * (1 + tolerance)
 
 
 def _merged(space: Space, choice: tuple[int, ...], best: Solved,
             priced: Callable[[tuple[int, ...]], tuple[Solved, float, float]], limit: float, budget: float) -> Solved:
-    """Merges kinds for as long as some merged plan is fast and small enough."""
-    tried, merged = 0, True
+    """Merges kinds for as long as some merged plan is fast and small enough; a pair that was not is tried once."""
+    failed, merged = set[tuple[Decided, Decided]](), True
     while merged:
         merged = False
-        for new in _merges(space, choice):
-            if tried == MOST_MERGES:
+        for pair, new in _merges(space, choice):
+            if pair in failed:
+                continue
+            if len(failed) == MOST_MERGES:
                 return best
-            tried += 1
             solved, seconds, peak = priced(new)
             if seconds <= limit and peak <= budget:
                 best, choice, merged = solved, new, True
                 break
+            failed.add(pair)
     return best
 
 
-def _tried(space: Space, choice: tuple[int, ...], measure: Measure, limit: float, budget: float
+def _tried(space: Space, choice: tuple[int, ...], group: int, measure: Measure, limit: float, budget: float
            ) -> Iterator[tuple[int, ...]]:
-    """Yields choices in which the blocks of the group of most kinds are a mixture of at most MANY_KINDS."""
-    groups = sorted(_kinds(space, choice), key=len)
-    if groups and len(groups[-1]) > MANY_KINDS:
-        kinds = [kind.blocks for kind in groups[-1]]
+    """Yields choices in which the blocks of a group are a mixture of at most MANY_KINDS, where there are more."""
+    kinds = [kind.blocks for kind in _kinds(space, choice)[group]]
+    if len(kinds) > MANY_KINDS:
         yield from islice(mixtures(kinds, choice, measure, limit, budget), MOST_MIXTURES)
 
 
-def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields the choices in which one kind of blocks is merged into another."""
+def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[tuple[Decided, Decided], tuple[int, ...]]]:
+    """Yields the choices in which one kind of blocks is merged into another, with what both decide."""
     for kinds in _kinds(space, choice):
         for small in sorted(kinds, key=lambda kind: len(kind.blocks)):
             for large in sorted(kinds, key=lambda kind: -len(kind.blocks)):
@@ -114,7 +127,12 @@ def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[int, ...]]:
                     for block in small.blocks:
                         for to, source in zip(block, large.blocks[0], strict=True):
                             new[to] = choice[source]
-                    yield tuple(new)
+                    yield (_decided(small, choice), _decided(large, choice)), tuple(new)
+
+
+def _decided(kind: _Kind, choice: Sequence[int]) -> Decided:
+    """What the blocks of a kind decide, and how many they are."""
+    return len(kind.blocks), *(choice[p] for p in kind.blocks[0])
 
 
 def _kinds(space: Space, choice: Sequence[int]) -> list[list[_Kind]]:
