@@ -51,6 +51,10 @@ def _exported_table(plan: "Plan", made: "Exported", output: Path | None) -> Rend
                           f"({_times(best.seconds, made.seconds)})")
     table.add_row("memory", f"{show_bytes(best.peak_bytes)} at the peak, {show_bytes(made.nbytes)} of the plan; the "
                             f"budget is {show_bytes(plan.budget)}")
+    if made.most_bytes > best.peak_bytes:
+        fits = "" if made.most_bytes <= plan.budget else ", which is above the budget"
+        table.add_row("", f"at most {show_bytes(made.most_bytes)} there, if all is kept that its selective "
+                          f"recomputation may keep{fits}")
     for i, line in enumerate(made.lost or ("nothing that a configuration says",)):
         table.add_row("" if i else "lost", line)
     for i, line in enumerate(made.notes):

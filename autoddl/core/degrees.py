@@ -7,8 +7,8 @@
     dp          ranks that split the batch (data parallel); left out, all that the other degrees leave
     ep          ranks over which experts lie apart (expert parallel): of those of dp where it divides dp, else all of tp
                 and cp and as many of dp
-    pp          parts of the cluster along a pipeline, each with one stage
-    vp          stages of each of these parts, interleaved (Megatron's virtual pipeline)
+    pp          parts of the cluster along a pipeline, each with one stage, or with vp: Megatron's stages
+    vp          stages of each of these parts, interleaved: Megatron's chunks of its virtual pipeline
     zero        0 to 3: what is split over dp and cp; the optimizer's state, gradients too, weights too
     shard       of those of dp, the ranks that hold the pieces; the others hold copies of them (HSDP); left out, all
     sp          tp splits the length too, wherever it splits no product (sequence parallel)
@@ -64,8 +64,8 @@ class Degrees:
         if self.ring and self.cp == 1:
             raise InputError(f"'{self}': ring sends keys and values round the ranks of cp, and cp is 1; give cp")
         if self.vp > 1 == self.pp:
-            raise InputError(f"'{self}': vp counts the stages of each part of a pipeline, and pp is 1; give pp, or "
-                             "leave vp out")
+            raise InputError(f"'{self}': vp counts the chunks of the model on each of the pp parts, and pp is 1; give "
+                             "pp, or leave vp out")
         if self.recompute not in (NO_RECOMPUTE, SELECTIVE, FULL):
             raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {SELECTIVE} or {FULL}")
         if self.dp and self.shard and self.dp % self.shard:

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autoddl.api import Progress
 from autoddl.api import plan as find
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.export.accelerate import ACCELERATE
 from autoddl.export.configuration import Configuration
@@ -28,6 +30,7 @@ from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.schedule.memory_line import predict_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +54,7 @@ class Exported:
         plan             the best plan of the configuration: its predicted seconds and peak are what to expect
         seconds          predicted seconds of a step of the exported plan
         nbytes           its predicted peak, in bytes of a rank
+        most_bytes       the peak of `plan` where the target keeps all that its selective recomputation may keep
     """
 
     target: str
@@ -61,14 +65,15 @@ class Exported:
     plan: Plan
     seconds: float
     nbytes: float
+    most_bytes: float
 
     def to_json(self) -> dict[str, Any]:
         """The fields under stable names, in seconds and bytes."""
         best = self.plan.predicted
         return {"target": self.target, "configuration": dict(self.configuration.to_json()), "text": self.text,
                 "lost": list(self.lost), "notes": list(self.notes), "predicted_seconds": best.seconds,
-                "peak_bytes": best.peak_bytes, "plan_seconds": self.seconds, "plan_peak_bytes": self.nbytes,
-                "mesh": str(self.plan.mesh)}
+                "peak_bytes": best.peak_bytes, "most_bytes": self.most_bytes, "plan_seconds": self.seconds,
+                "plan_peak_bytes": self.nbytes, "mesh": str(self.plan.mesh)}
 
 
 def target_of(name: str) -> Target:
@@ -96,8 +101,21 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     best, made, lost = min(found, key=lambda one: one.plan.predicted.seconds)
     if best.pipeline is None:
         subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))
+    least = target.keeps and made.recompute.endswith("selective")
+    most = peak_without_recomputation(best, subject, plan.source["optimizer"]) if least else best.predicted.peak_bytes
     return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
-                    plan.predicted.seconds, plan.predicted.peak_bytes)
+                    plan.predicted.seconds, plan.predicted.peak_bytes, most)
+
+
+def peak_without_recomputation(plan: Plan, subject: Subject, optimizer: str) -> float:
+    """Bytes of a rank at the peak of a plan of the subject, if backward computed nothing again."""
+    if plan.pipeline is None:
+        stages = [(plan, subject.hubs, subject.cluster)]
+    else:
+        part, cuts = stage_cluster(subject.cluster, plan.mesh.sizes[0]), cut_graph(subject.graph, plan.pipeline.cuts)
+        stages = [(one.plan, add_hubs(cut.graph), part) for one, cut in zip(plan.pipeline.stages, cuts, strict=True)]
+    return max(predict_memory(replace(one, recompute=()), graph, optimizer, cluster).peak
+               for one, graph, cluster in stages)
 
 
 class _Priced(NamedTuple):

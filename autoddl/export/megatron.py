@@ -293,4 +293,4 @@ def _notes(given: Configuration) -> list[str]:
     return []
 
 
-MEGATRON = Target("megatron", "Megatron-LM", LIMITS, _write, _read, _notes)
+MEGATRON = Target("megatron", "Megatron-LM", LIMITS, _write, _read, _notes, keeps=True)

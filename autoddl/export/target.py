@@ -98,6 +98,7 @@ class Target:
                    None where it is not known. Raises InputError for a text that is none, and where it does not say the
                    number of ranks
         notes      what is different there though it has the same name, by feature
+        keeps      whether its selective recomputation may keep all but the core of attention, and so much more
     """
 
     name: str
@@ -106,6 +107,7 @@ class Target:
     write: Callable[[Configuration, Model], str]
     read: Callable[[str, int | None], Configuration] | None = None
     notes: Callable[[Configuration], Sequence[str]] = lambda _: ()
+    keeps: bool = False
 
 
 def near(word: str, known: Sequence[str]) -> str:

@@ -144,3 +144,17 @@ def test_a_plan_of_ones_own_degrees_is_exported() -> None:
                         factory=made_by)
     made = export_plan(mine, "megatron")
     assert made.configuration.degree("tensor") == 2 and made.configuration.degree("zero-1") == 2
+
+
+@pytest.mark.parametrize("degrees", ["dp=4", "dp=2,pp=2"])
+def test_what_megatrons_selective_recomputation_may_keep_is_said(degrees: str) -> None:
+    """At most what the same plan holds without recomputation; without that it is the plan's own peak."""
+    parts = (4,) if "pp" in degrees else (1,)
+    with_, without = (autoddl.plan(tiny.tiny(LAYERS, batch=256 // parts[0], dropout=0.0), cluster(), name="tiny",
+                                   workers=1, microbatches=parts, mine=degrees + more)
+                      for more in (",recompute=selective", ""))
+    made, plain = export_plan(with_, "megatron"), export_plan(without, "megatron")
+    assert made.configuration.recompute == "selective" and plain.configuration.recompute == "none"
+    assert made.most_bytes > 1.05 * made.plan.predicted.peak_bytes
+    assert made.most_bytes == pytest.approx(without.predicted.peak_bytes, rel=0.02)
+    assert plain.most_bytes == plain.plan.predicted.peak_bytes

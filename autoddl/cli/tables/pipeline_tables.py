@@ -56,7 +56,10 @@ def pipeline_table(plan: Plan) -> RenderableType:
 def _stage_count(pipeline: Pipeline) -> str:
     """Says how many stages there are, and on how many parts of the cluster where some share one."""
     stages, parts = len(pipeline.stages), len({one.first for one in copies_of(pipeline)})
-    return f"{stages} stages" if parts == stages else f"{stages} stages on {parts} parts of the cluster"
+    if parts == stages:
+        return f"{stages} stages"
+    each = stages // parts
+    return f"{stages} stages on {parts} parts of the cluster, {each} chunks of the model on each (pp={parts},vp={each})"
 
 
 def _figures(plan: Plan, step: StagedStep) -> Table:

@@ -209,8 +209,9 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
                          f"cut names where {parts} stages begin: leave cut out, or take 1f1b or gpipe")
     places = places_of(task.variant(microbatches).original, task.options.cut)
     if len(places) < stages - 1:
-        raise InputError(f"{stages} stages need {stages - 1} cuts, and this model can be cut at {len(places)} places, "
-                         "the ends of its blocks: ask for fewer stages, or name the modules with cut")
+        each = f" ({chunks} chunks on each of {parts} parts)" if chunks > 1 else ""
+        raise InputError(f"{stages} stages{each} need {stages - 1} cuts, and this model can be cut at {len(places)} "
+                          "places, the ends of its blocks: ask for fewer stages, or name the modules with cut")
     check_updates(task.graph, pipes)
     name = f"chimera:{pipes // 2}" if pipes > 1 else "zb-v"
     where = generate(name, parts, microbatches).placement if pipes > 1 or (splits and chunks > 1) else ()

@@ -61,7 +61,8 @@ def uniform_cuts(graph: Graph, stages: int) -> tuple[int, ...]:
     """
     blocks = _blocks(graph)
     if not blocks or len(blocks) % stages:
-        raise InputError(f"{stages} stages cannot have equally many of the model's {len(blocks)} blocks")
+        raise InputError(f"{stages} stages cannot have equally many of the model's {len(blocks)} blocks: take a number "
+                         "that divides them, where each chunk of a part counts (pp x vp)")
     each = len(blocks) // stages
     return tuple(blocks[s * each].start for s in range(1, stages))
 
