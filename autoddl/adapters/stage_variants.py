@@ -3,9 +3,9 @@
     training graph      op ... op | op ... op | op ...        cut by the plan
     another graph       op op ... | op ...    | op ...        cut where its ops are those of the same stage
 
-The graphs are those of one module, so their ops are alike but for what a mode or a shape leaves out or adds: dropout,
-updates of buffers. Ops are matched in order by module and kind. Every stage is then planned by itself, on its own mesh,
-with the stored layout of every parameter pinned.
+The graphs are those of one module, so their ops are alike. Dropout and updates of buffers may be left out or added. Ops
+are matched in order by module and kind. Every stage is then planned by itself, on its own mesh, with the stored
+layout of every parameter pinned.
 """
 
 from collections.abc import Sequence

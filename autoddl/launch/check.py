@@ -27,7 +27,7 @@ def check(job: Job) -> dict[str, Any]:
 
     The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
-    wide. A plan with sparse sums runs two more steps, one of them without; its sums have neither a warm-up
+    wide. A plan with sparse sums runs two more steps, one of them without. Its sums have neither a warm-up
     nor momentum here, so that nothing may be lost.
     """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])

@@ -8,8 +8,8 @@ The axes are, outermost first, and with the roles of `strategies`:
     cp       context data ...
     tp       split tensor; whole tensor without sp
 
-Where ep is more than it can be of dp, experts lie apart over cp and tp too, as Megatron-Core has them without tensor
-parallelism inside experts: these axes are `expert context data ...` and `expert split tensor`.
+Where ep is more than it can be of dp, experts lie apart over cp and tp too. Megatron-Core has them so without tensor
+parallelism inside experts. These axes are `expert context data ...` and `expert split tensor`.
 
 An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:
 `dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels may also stay in one piece. So a

@@ -131,7 +131,7 @@ def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[tuple[Decided
 
 
 def _decided(kind: _Kind, choice: Sequence[int]) -> Decided:
-    """What the blocks of a kind decide, and how many they are."""
+    """Tells what the blocks of a kind decide, and how many they are."""
     return len(kind.blocks), *(choice[p] for p in kind.blocks[0])
 
 

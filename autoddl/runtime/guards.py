@@ -141,7 +141,7 @@ def _said(missing: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def _way_out(unknown: Sequence[str], own: Collection[str]) -> str:
-    """What to do about such names; wrappers put words before them."""
+    """Says what to do about such names; wrappers put words before them."""
     before = next((name.removesuffix(mine) for name in unknown[:1] for mine in own if name.endswith(f".{mine}")), "")
     if before:
         return f"take {before!r} off its names, which a wrapper has put there"

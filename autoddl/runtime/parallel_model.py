@@ -69,9 +69,9 @@ class ParallelModel:
         copies    names of parameters that an earlier stage has too: it saves them, and they count there
 
     Its plan's program trains, on batches of the planned shapes. Other programs are planned by `planner` when they are
-    first needed, and kept: for another number of rows, for the shapes of samples, and for evaluation. They read the
-    same stored pieces and add to the same gradients, so that nothing is copied from one to the other. Their sums of
-    gradients are whole ones: the residuals of sparse sums are those of the plan's own program.
+    first needed, and kept. There is one for every other number of rows, for the shapes of samples, and for evaluation.
+    They read the same stored pieces and add to the same gradients, so that nothing is copied from one to the other.
+    Their sums of gradients are whole ones: the residuals of sparse sums are those of the plan's own program.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder,
@@ -98,7 +98,7 @@ class ParallelModel:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
         Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
-        when it first comes, and so is one of the shapes of a sample. The first batch is compared among the ranks, and
+        when it first comes. So is one of the shapes of a sample. The first batch is compared among the ranks, and
         a checksum every 100 steps. Raises InputError for arguments that are not one batch, MismatchError for a batch
         that does not fit, or that other ranks have otherwise.
         """

@@ -55,7 +55,7 @@ def run_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) 
 
 
 def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> RunParts:
-    """What the seconds of `run_seconds` are made of, each of which grows by as much with every layer."""
+    """Gives what the seconds of `run_seconds` are made of, each of which grows by as much with every layer."""
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
     return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),

@@ -53,7 +53,7 @@ def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _remedies(rule: SparseRule) -> list[str]:
-    """What a rule does for the loss, in words."""
+    """Says what a rule does for the loss."""
     found = []
     if rule.warmup:
         found.append(f"the first {rule.warmup} steps add up whole; the seconds above are those of later ones")

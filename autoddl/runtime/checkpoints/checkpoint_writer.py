@@ -46,7 +46,7 @@ RECORD_CHECKSUM, ENTRY_CHECKSUM = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What torch.save writes before and after the bytes of a tensor; `sums` are the places of their checksum."""
+    """Holds what torch.save writes before and after the bytes of a tensor; `sums` are the places of their checksum."""
 
     head: bytes
     tail: bytes
