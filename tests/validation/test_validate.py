@@ -124,7 +124,7 @@ def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> Non
     ({"n_gpus": 12, "dp": 3, "global_batch": 48}, "12 GPUs do not fill nodes of 8"),
     ({"microbatch": "", "dp": 1, "pp": 8, "tp": 1, "layers": 96, "interleave_vp": 12, "global_batch": 4},
      "no multiple of 8 stages"),
-    ({"moe_experts": 24, "moe_topk": 2, "ep": 24, "seq": 2112}, "ep 24 does not divide dp 2")])
+    ({"moe_experts": 24, "moe_topk": 2, "ep": 24, "seq": 2112}, "24 must divide 2 or, with those of tp and cp, 8")])
 def test_a_row_without_a_price_is_counted_with_its_reason(tmp_path: Path, changed: dict[str, object], reason: str
                                                           ) -> None:
     found = validate(table(tmp_path, ROW | changed, ROW | {"row_id": "2"}))
