@@ -16,7 +16,7 @@ from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
-from autoddl.search.path_tables import path_table, priced_table
+from autoddl.search.path_tables import path_tables, priced_table
 
 __all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "best_mixture", "best_priced", "blended"]
 
@@ -96,13 +96,20 @@ class CutPlanes:
             self.stacked = np.stack(self.tables), np.array(self.fixed, dtype=float)
         return self.stacked
 
+    def add_all(self, paths: Sequence[PathBound], parts: Mixture = ()) -> None:
+        """Adds the paths of which none with the same counts is known; `parts` are those of a blend."""
+        new = dict[tuple[object, ...], PathBound]()
+        for path in paths:
+            if (path.stages, path.transfers) not in self.known:
+                new.setdefault((path.stages, path.transfers), path)
+        for (key, path), table in zip(new.items(), path_tables(self.problem, [*new.values()]), strict=True):
+            sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
+            self._append(key, path, parts or path.path, table, sent)
+
     def add(self, path: PathBound, parts: Mixture = ()) -> int:
         """Adds a path, or a blend of some, unless one with its counts is known; returns its number."""
-        key = path.stages, path.transfers
-        if key not in self.known:
-            sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
-            self._append(key, path, parts or path.path, path_table(self.problem, path), sent)
-        return self.known[key]
+        self.add_all([path], parts)
+        return self.known[path.stages, path.transfers]
 
     def _append(self, key: tuple[object, ...], path: PathBound, trail: Trail, table: Array, fixed: float) -> None:
         self.known[key] = len(self.paths)

@@ -1,6 +1,6 @@
 """Tabulates the least seconds of paths over the stages and numbers of blocks of a chain (`core.pipeline_cuts`).
 
-    path_table      the seconds of each stage on a path, with all that is known of them
+    path_tables     the seconds of each stage on some paths, with all that is known of them
     priced_table    the same where stages of a rank are counted together, under a price of its bytes
 """
 
@@ -11,22 +11,29 @@ import numpy as np
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedStages
 
-__all__ = ["path_table", "priced_table"]
+__all__ = ["path_tables", "priced_table"]
 
 TOGETHER = (1, 1, 1, 0, 0, 0)
 """The weights of F + B + W."""
+
+TABLES = 64
+"""Paths whose tables are made at once."""
 
 LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
 
 
-def path_table(problem: CutProblem, path: PathBound) -> Array:
-    """[stage, blocks] seconds of a path; no blocks, and sizes that a stage cannot have, are 0 and never read.
+def path_tables(problem: CutProblem, paths: Sequence[PathBound]) -> list[Array]:
+    """[stage, blocks] seconds of each path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
     What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
     once, behind it those without weights of messages: the greatest sum holds.
     """
-    return np.pad(_seconds(problem, _counts(path)), ((0, 0), (1, 0)))
+    found = list[Array]()
+    for begin in range(0, len(paths), TABLES):
+        counts = np.stack([_counts(path) for path in paths[begin:begin + TABLES]])
+        found += list(np.pad(_seconds(problem, counts), ((0, 0), (0, 0), (1, 0))))
+    return found
 
 
 def priced_table(problem: CutProblem, path: PathBound, table: Array, cut: Sequence[int]
@@ -70,7 +77,7 @@ def _priced_rows(problem: CutProblem, one: PricedStages, counts: Array, times: f
     left = np.zeros_like(counts)
     at = list(one.stages)
     left[at] = counts[at] - times * _weights(one)
-    found: Array = times * one.values + _seconds(problem, left)[at]
+    found: Array = times * one.values + _seconds(problem, left[None])[0, at]
     return found
 
 
@@ -81,25 +88,29 @@ def _counts(path: PathBound) -> Array:
 
 
 def _seconds(problem: CutProblem, left: Array) -> Array:
-    """[stage, blocks - 1] seconds whose terms count so often, by all that is known."""
+    """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by all that is known."""
     known = [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
     terms = np.nan_to_num(problem.seconds, posinf=0.0)
-    seconds: Array = (left[:, None, :6] * terms).sum(axis=2)
+    least: Array = (left[:, :, None, :6] * terms).sum(axis=3)
+    seconds = np.array(least)
     for k, (weights, values) in enumerate(known):
         order = [known[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
-        cells = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
-        more = _more(terms[cells], left[cells[0]], [(each, array[cells]) for each, array in order])
-        seconds[cells] = np.maximum(seconds[cells], (left[cells[0], :6] * terms[cells]).sum(axis=1) + more)
+        s, n = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
+        more = _more(terms[s, n], left[:, s], [(each, array[s, n]) for each, array in order])
+        seconds[:, s, n] = np.maximum(seconds[:, s, n], least[:, s, n] + more)
     return seconds
 
 
 def _more(terms: Array, left: Array, known: Sequence[tuple[tuple[float, ...], Array]]) -> Array:
-    """[cell] seconds that a path takes above those of its [cell, term], by what is known, in this order."""
-    seconds: Array = np.zeros(len(terms))
+    """[path, cell] seconds that paths take above those of their [path, cell, term], by what is known, in this order.
+
+    `terms` are the [cell, term] seconds.
+    """
+    seconds: Array = np.zeros(left.shape[:2])
     for weights, values in known:
         each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
         more = np.nan_to_num(values, posinf=0.0) - (each[:6] * terms).sum(axis=1)
-        times = np.where(more > 0, (left[:, each > 0] / each[each > 0]).min(axis=1), 0.0)
+        times = np.where(more > 0, (left[:, :, each > 0] / each[each > 0]).min(axis=2), 0.0)
         seconds = seconds + times * np.maximum(more, 0.0)
-        left = left - times[:, None] * each
+        left = left - times[:, :, None] * each
     return seconds

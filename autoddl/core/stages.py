@@ -201,24 +201,21 @@ def _stage(whole: _Whole, s: int, transfers: Sequence[Transfer], owners: Mapping
         raise InputError(f"stage {s} makes nothing that a later stage reads: cut elsewhere")
     used = {t for i in kept for t in (*graph.ops[i].inputs, *graph.ops[i].outputs)} | {t for u in updates for t in u}
     if wanted:
-        used |= {t for t, one in enumerate(graph.tensors) if one.kind is Kind.PARAMETER and not _is_read(graph, t)}
+        read = {t for op in graph.ops for t in op.inputs}
+        used |= {t for t, one in enumerate(graph.tensors) if one.kind is Kind.PARAMETER and t not in read}
     origin = sorted(used)
     place = {t: k for k, t in enumerate(origin)}
     ops = [_receive(one, place[numbers[one.tensor]]) for one in received]
     ops += [replace(graph.ops[i], inputs=tuple(place[t] for t in graph.ops[i].inputs),
                     outputs=tuple(place[t] for t in graph.ops[i].outputs)) for i in sorted(kept)]
-    tensors = [_received(graph.tensors[t]) if graph.tensors[t].name in {one.tensor for one in received}
-               else graph.tensors[t] for t in origin]
+    names = {one.tensor for one in received}
+    tensors = [_received(graph.tensors[t]) if graph.tensors[t].name in names else graph.tensors[t] for t in origin]
     for one in sent:
         ops.append(_send(one, place[numbers[one.tensor]], len(tensors), ops[-1] if ops[-1].target == SEND else None))
         tensors.append(_token(tensors[place[numbers[one.tensor]]], one))
     last = place[graph.outputs[0]] if wanted else len(tensors) - 1
     made = Graph(tuple(tensors), tuple(ops), (last,), tuple((place[old], place[new]) for old, new in updates))
     return StageGraph(made, (*origin, *[-1] * len(sent)))
-
-
-def _is_read(graph: Graph, t: int) -> bool:
-    return any(t in op.inputs for op in graph.ops)
 
 
 def _cone(whole: _Whole, own: Iterable[int], more: Iterable[int]) -> set[int]:

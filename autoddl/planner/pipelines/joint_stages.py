@@ -198,7 +198,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
     own = [(1 - MIXED) * x + MIXED * alone for x, alone in zip(waits[s], (m, m, m, 1, 1, 1), strict=True)]
     if not any(waits[s]):
         return None
-    ports = StageMessages(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
+    ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     counts, found = Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), list[_Joint]()
     for stages in filter(None, (part, following(part, staged, best.plans, graphs, s))):
         with suppress(Infeasible, InputError):

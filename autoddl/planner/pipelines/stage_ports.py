@@ -18,7 +18,7 @@ from autoddl.core.graph import Graph, Tensor
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
-from autoddl.core.stages import transfers_of
+from autoddl.core.stages import Transfer, transfers_of
 from autoddl.cost_models import Cluster
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_passes, transfer_seconds
@@ -122,6 +122,7 @@ class StageMessages:
         plans     the plans of all stages
         at        the stage
         counts    for each boundary, how often one transfer counts
+        sent      the tensors that the stage gives or takes
     """
 
     cluster: Cluster
@@ -130,11 +131,19 @@ class StageMessages:
     plans: tuple[Plan, ...]
     at: int
     counts: tuple[float, ...]
+    sent: tuple[Transfer, ...]
+
+    @classmethod
+    def of(cls, cluster: Cluster, graph: Graph, staged: Staged, plans: tuple[Plan, ...], at: int,
+           counts: tuple[float, ...]) -> "StageMessages":
+        """The messages of stage `at`, which are looked up once."""
+        every = transfers_of(graph, staged.cuts)
+        return cls(cluster, graph, staged, plans, at, counts,
+                   tuple(one for one in every if at in (one.source, one.target)))
 
     def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
         """Seconds of the messages of one op, as often as they count."""
-        every = [one for one in transfers_of(self.graph, self.staged.cuts) if self.at in (one.source, one.target)]
-        mine = next(one for one in every if op == (one.sender if one.source == self.at else one.receiver))
+        mine = next(one for one in self.sent if op == (one.sender if one.source == self.at else one.receiver))
         here, there = transfer_ends(mine, self.plans)
         ends = ((layout, mesh), there) if mine.source == self.at else (here, (layout, mesh))
         forth, back = transfer_passes(self.cluster, self.staged, self.graph, mine, *ends)
