@@ -38,6 +38,7 @@ from autoddl.cost_models.collectives import (
            step_count,
            wire_seconds,
 )
+from autoddl.cost_models.groups import ways_of
 from autoddl.cost_models.kernel import (
            Kernel,
            compute_seconds,
@@ -74,5 +75,6 @@ __all__ = [
            "show_rate",
            "show_seconds",
            "step_count",
+           "ways_of",
            "wire_seconds",
 ]

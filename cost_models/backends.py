@@ -14,7 +14,7 @@ from types import MappingProxyType
 __all__ = ["BACKENDS", "EXECUTABLE", "KINDS", "MESSAGE_ALGORITHMS", "PLAIN", "TREE_EFFICIENCY", "Algorithm", "Backend",
            "Wire"]
 
-KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send", "shift", "halo")
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast", "send", "shift", "halo", "exchange")
 
 
 class Algorithm(StrEnum):
@@ -29,6 +29,7 @@ class Algorithm(StrEnum):
     PAT = "pat"
     PAIRWISE = "pairwise"
     ROUNDS = "rounds"
+    STAGES = "stages"
     BINOMIAL = "binomial"
     TREE = "tree"
     IN_NETWORK = "in-network"
@@ -42,7 +43,7 @@ class Algorithm(StrEnum):
     AS_ALL_REDUCE = "as all-reduce"
 
 
-MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS, Algorithm.SWITCH_TREE)
+MESSAGE_ALGORITHMS = (Algorithm.LEVEL_RINGS, Algorithm.ROUNDS, Algorithm.STAGES, Algorithm.SWITCH_TREE)
 """Algorithms that the runtime runs itself: by messages between ranks, or to switches that reduce."""
 
 
@@ -93,7 +94,7 @@ _NCCL = Backend(
                                Algorithm.SWITCH_TREE),
                 "all-gather": (Algorithm.RING, Algorithm.PAT), "reduce-scatter": (Algorithm.RING, Algorithm.PAT),
                 "all-to-all": (Algorithm.PAIRWISE,), "broadcast": (Algorithm.RING,), "send": (Algorithm.SEND,),
-                "shift": (Algorithm.SHIFT,), "halo": (Algorithm.SHIFT,)},
+                "shift": (Algorithm.SHIFT,), "halo": (Algorithm.SHIFT,), "exchange": (Algorithm.PAIRWISE,)},
     efficiency={}, startup=35e-6, rails=True, link_efficiency=0.8,
     wires=(Wire("LL", 0.35, 0.17), Wire("LL128", 0.66, 0.9), Wire("Simple", fill=3.5)))
 
@@ -104,18 +105,18 @@ BACKENDS: Mapping[str, Backend] = MappingProxyType({
     # gloo, measured with torch 2.13 over shaped links (examples/benchmarks/shaped_collectives.py): its all-reduce and
     # all-gather reach the bound of a ring, but for the all-gather of a pair (PAIR_WAIT). Its reduce-scatter takes as
     # long as an all-reduce, and its all-to-all reaches 0.65 of the bound. 1 kB between two ranks of one machine: 0.22
-    # ms. It has no trees, no hierarchy, and leaves a host by one port. LEVEL_RINGS and ROUNDS are the runtime's own,
+    # ms. It has no trees, no hierarchy, and leaves a host by one port. LEVEL_RINGS, ROUNDS and STAGES are our own,
     # made of gloo's point-to-point messages (`message_programs`). A step of 4 or 32 kB among 4 or 8 ranks of two cores
     # takes 0.9 to 1.9 ms in gloo's rings, each of which is handed from thread to thread, and 0.4 to 1.3 ms by messages.
     "gloo": Backend(
         algorithms={"all-reduce": (Algorithm.RING, Algorithm.LEVEL_RINGS, Algorithm.SWITCH_TREE),
                     "all-gather": (Algorithm.RING_IN_TURNS, Algorithm.LEVEL_RINGS),
                     "reduce-scatter": (Algorithm.AS_ALL_REDUCE, Algorithm.LEVEL_RINGS),
-                    "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS), "broadcast": (Algorithm.BINOMIAL,),
-                    "send": (Algorithm.SEND,), "shift": (Algorithm.SHIFT,),
-                    "halo": (Algorithm.SHIFT,)},
+                    "all-to-all": (Algorithm.PAIRWISE, Algorithm.ROUNDS, Algorithm.STAGES),
+                    "broadcast": (Algorithm.BINOMIAL,), "send": (Algorithm.SEND,), "shift": (Algorithm.SHIFT,),
+                    "halo": (Algorithm.SHIFT,), "exchange": (Algorithm.PAIRWISE,)},
         efficiency={Algorithm.PAIRWISE: 0.65}, startup=100e-6, rails=False,
-        starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3},
+        starts={Algorithm.LEVEL_RINGS: 1e-3, Algorithm.ROUNDS: 3e-3, Algorithm.STAGES: 1e-3},
         threaded=frozenset((Algorithm.RING, Algorithm.RING_IN_TURNS, Algorithm.AS_ALL_REDUCE))),
 })
 

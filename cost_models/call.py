@@ -87,6 +87,8 @@ def sent_bytes(kind: str, n: int, nbytes: float) -> float:
         raise InputError(f"{kind!r} is no collective; the collectives are {', '.join(KINDS)}")
     if n < 1 or nbytes < 0 or not isfinite(nbytes):
         raise InputError(f"{kind} of {nbytes} bytes among {n} ranks: there is at least 1 rank and at least 0 bytes")
+    if kind == "exchange":
+        return ring_bytes("all-to-all", n, nbytes)
     if kind not in COLLECTIVES and kind != SPARSE:
         return nbytes if n > 1 else 0.0
     return ring_bytes(kind, n, nbytes)

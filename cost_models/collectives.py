@@ -71,6 +71,7 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
         send                     the message of each rank to one other
         shift                    the message of each rank to the next of its group
         halo                     all that a rank sends to those beside it
+        exchange                 all that a rank sends, in parts of sizes that differ
 
     Raises InputError for an unknown kind, impossible sizes, and a group that lies unevenly over the cluster.
     """
@@ -79,11 +80,13 @@ def collective(cluster: Cluster, kind: str, group: Group, nbytes: float) -> Pric
     sent_bytes(kind, group.size, nbytes)  # raises on an unknown kind and on impossible sizes
     backend, device, crossed = BACKENDS[cluster.backend], cluster.device, crossings(cluster, group)
     found = cheapest_price(backend, kind, crossed, nbytes, device.host.turn if device.host else 0.0)
-    sent = moved_by(found.algorithm, kind, group.size, nbytes)
+    ways = tuple(crossing.ways for crossing in crossed)
+    sent = moved_by(found.algorithm, kind, group.size, nbytes, ways)
     found = replace(found, sent=sent)
     if cluster.backend != "gloo" or device.host is None:
         return found
-    count = 2 * len(crossed) if found.algorithm is Algorithm.SWITCH_TREE else step_count(kind, group.size)
+    count = {Algorithm.SWITCH_TREE: 2 * len(crossed), Algorithm.STAGES: sum(ways) - len(ways)}.get(
+        found.algorithm, step_count(kind, group.size))
     host = device.host.call + device.host.message * count + device.host.byte * sent
     network, alone = _network(backend, found), host + device.host.wait * count
     seconds, computing = max(network, alone), max(network + 2 * device.host.busy, alone + device.host.busy * count)
@@ -97,7 +100,7 @@ def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
     """
     n = group.size
     words = (nbytes / 4 / n, 1.0, n - 1.0, 2.0, float(BINS))
-    large, small, bounds, ties, counts = (collective(cluster, "all-to-all", group, 4.0 * n * each) for each in words)
+    large, small, bounds, ties, counts = (collective(cluster, "exchange", group, 4.0 * n * each) for each in words)
 
     def both(name: str) -> float:
         again = sum(float(getattr(one, name)) for one in (bounds, ties, *(counts,) * ROUNDS)) / RENEWED
@@ -108,8 +111,12 @@ def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
                  both("sent"))
 
 
-def moved_by(algorithm: str, kind: str, n: int, nbytes: float) -> float:
-    """Bytes that each of n ranks sends by an algorithm: all N to switches that reduce, else those of a ring."""
+def moved_by(algorithm: str, kind: str, n: int, nbytes: float, ways: tuple[int, ...] = ()) -> float:
+    """Bytes that each of n ranks sends by an algorithm: all N to switches that reduce, else those of a ring.
+
+    In stages a rank sends (w-1)/w N in each of the levels, which have `ways` members."""
+    if algorithm == Algorithm.STAGES:
+        return sum((w - 1) / w for w in ways) * nbytes
     return float(nbytes) if algorithm == Algorithm.SWITCH_TREE else sent_bytes(kind, n, nbytes)
 
 
@@ -122,7 +129,7 @@ def _network(backend: Backend, price: Price) -> float:
 def wire_seconds(cluster: Cluster, kind: str, group: Group, nbytes: float) -> float:
     """Seconds for which the collective's bytes keep the links busy: those beyond a buffer of one byte per rank."""
     if kind == SPARSE:
-        return 2.0 * wire_seconds(cluster, "all-to-all", group, nbytes)
+        return 2.0 * wire_seconds(cluster, "exchange", group, nbytes)
     backend, crossed = BACKENDS[cluster.backend], crossings(cluster, group)
     whole, least = (_network(backend, cheapest_price(backend, kind, crossed, n)) for n in (nbytes, float(group.size)))
     return max(0.0, whole - least)

@@ -118,6 +118,11 @@ def crossings(cluster: Cluster, group: Group) -> tuple[Crossing, ...]:
                  for index, (before, after) in enumerate(pairwise(counts)) if after > before)
 
 
+def ways_of(cluster: Cluster, group: Group) -> tuple[int, ...]:
+    """How many children of each level a group touches, innermost first: what the ways of its crossings are."""
+    return tuple(crossing.ways for crossing in crossings(cluster, group))
+
+
 def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: int) -> Crossing:
     level, step = cluster.levels[index], _step(cluster, group, index)
     check_topology(level)

@@ -4,6 +4,7 @@
                         t_i = wire_i(load_i phases (1/m_i - 1/n) N)
     two-level         = reduce-scatter(N) inside + collective(N / r) across + all-gather(N) inside
     three-level       = two-level, with the collective across itself two-level
+    stages            = sum_i [(w_i-1) a_i hops_i + wire_i(load_i (w_i-1)/w_i N)]        an all-to-all, inside first
     in-network tree   = a tree between hosts over the sums of the switches inside: 2 sum a_i, no copy among the ranks
 
 The symbols are those of `algorithms`; r are the members inside. A reduce-scatter has no all-gather inside, and an
@@ -40,8 +41,9 @@ from autoddl.cost_models.algorithms import (
 from autoddl.cost_models.backends import TREE_EFFICIENCY, Algorithm
 from autoddl.cost_models.call import CollectiveCall
 from autoddl.cost_models.switches import switch_tree
+from autoddl.cost_models.topologies import hops
 
-__all__ = ["FORMULAS", "in_network_tree", "level_rings", "three_level", "two_level"]
+__all__ = ["FORMULAS", "in_network_tree", "level_rings", "stages", "three_level", "two_level"]
 
 
 def level_rings(call: CollectiveCall) -> float:
@@ -98,10 +100,23 @@ def in_network_tree(call: CollectiveCall) -> float:
     return latency + max(in_network(replace(call, crossings=inside)), tree)
 
 
+def stages(call: CollectiveCall) -> float:
+    """An all-to-all in every level in turn: w_i - 1 messages of N/w_i each, instead of one to every other member.
+
+    Inside, a rank collects what its neighbours send to those who stand where it stands in other units (Jia et al. 2018;
+    Nie et al. 2022, "HetuMoE"). Far fewer messages cross the outer levels, as many bytes as before."""
+    if call.kind != "all-to-all" or len(call.crossings) < 2:
+        return inf
+    return sum((c.ways - 1) * call.latency(c) * hops(c.level, c.ways, c.step)
+               + call.seconds(c, c.port_load("all-to-all") * (c.ways - 1) / c.ways * call.nbytes)
+               for c in call.crossings)
+
+
 FORMULAS: Mapping[Algorithm, Callable[[CollectiveCall], float]] = MappingProxyType({
     Algorithm.RING: ring, Algorithm.RING_IN_TURNS: ring_in_turns, Algorithm.DOUBLING: doubling,
     Algorithm.HALVING_DOUBLING: halving_doubling, Algorithm.RECURSIVE_DOUBLING: recursive_doubling,
     Algorithm.BRUCK: bruck, Algorithm.PAT: pat, Algorithm.PAIRWISE: pairwise, Algorithm.ROUNDS: pairwise,
+    Algorithm.STAGES: stages,
     Algorithm.BINOMIAL: binomial, Algorithm.TREE: tree, Algorithm.IN_NETWORK: in_network,
     Algorithm.IN_NETWORK_TREE: in_network_tree, Algorithm.LEVEL_RINGS: level_rings, Algorithm.TWO_LEVEL: two_level,
     Algorithm.THREE_LEVEL: three_level, Algorithm.SEND: send, Algorithm.SHIFT: shift,

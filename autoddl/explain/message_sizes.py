@@ -25,7 +25,7 @@ from autoddl.core.record import Event, Record
 from autoddl.cost_models import moved_by
 from autoddl.explain.compare_run import axis_sizes, check_record, graph_of_plan, planned_traffic
 from autoddl.explain.record_statistics import later
-from autoddl.schedule.moved_bytes import algorithm_of
+from autoddl.schedule.moved_bytes import algorithm_of, levels_of
 from autoddl.schedule.stage_lanes import copies_of
 from autoddl.schedule.traffic import PlannedCollective
 
@@ -141,6 +141,7 @@ def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[
     direction, kind, axes = key
     sizes = axis_sizes(plan)
     ranks = 2 if kind == "send" else prod(sizes[name] for name in axes.split("+"))
+    ways = next(filter(None, (levels_of(part, axes) for part in _with_stages(plan))), ())
 
     def of(many: Callable[[list[_Sent]], _Number]) -> tuple[_Number, _Number | None]:
         return many(planned), None if recorded is None else many(recorded)
@@ -148,7 +149,7 @@ def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[
     seen = [size for size, _ in planned or recorded or [(0, "")]]
     return MessageRow(
         rank, direction, kind, axes, ranks, _level(plan, axes), of(len), of(lambda some: sum(size for size, _ in some)),
-        of(lambda some: sum(moved_by(by, kind, ranks, size) for size, by in some)),
+        of(lambda some: sum(moved_by(by, kind, ranks, size, ways) for size, by in some)),
         (seen[0], int(median(seen)), seen[-1]), _classes(seen),
         of(lambda some: ", ".join(sorted({by for _, by in some if by}))))
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 
 from autoddl.core.graph import ASSUMED_LOAD, Graph, Op
 
-__all__ = ["BALANCED", "ExpertSizes", "expert_load", "expert_sizes", "with_expert_load"]
+__all__ = ["BALANCED", "EXCHANGE", "ExpertSizes", "expert_load", "expert_sizes", "with_expert_load"]
 
 EXPERTS = "autoddl.experts"
+EXCHANGE = "exchange"
+"""The kind of an all-to-all whose parts have sizes of their own."""
 
 BALANCED = 1.0
 """The most rows of a rank over the mean, where some experts are elsewhere: routers are trained to balance."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from autoddl.core.graph import OFFERED_RING, Graph, Op
+from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.flexible import FLEXIBLE
 
 __all__ = ["ATTENTION", "LONG", "SHIFT", "Block", "Message", "RingSizes", "is_attention", "offers_ring", "ring_blocks",
@@ -37,7 +38,7 @@ LONG = 16384
 """Keys from which on the search tries rings by itself."""
 Shapes = tuple[tuple[int, ...], ...]
 Message = tuple[str, str, int]
-"""('forward' | 'backward', 'shift' | 'all-to-all', bytes that a rank sends)."""
+"""('forward' | 'backward', 'shift' | 'exchange', bytes that a rank sends)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,5 +131,5 @@ def ring_messages(sizes: RingSizes, itemsize: int) -> tuple[Message, ...]:
     if not sizes.causal:
         return (*found, *back)
     traded, out = (sizes.q + sizes.k + sizes.v) * itemsize, sizes.out * itemsize
-    return (("forward", "all-to-all", traded), *found, ("forward", "all-to-all", out),
-            ("backward", "all-to-all", out), *back, ("backward", "all-to-all", traded))
+    return (("forward", EXCHANGE, traded), *found, ("forward", EXCHANGE, out),
+            ("backward", EXCHANGE, out), *back, ("backward", EXCHANGE, traded))

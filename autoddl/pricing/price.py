@@ -54,6 +54,7 @@ from autoddl.cost_models import (
     copy_seconds,
     elementwise_seconds,
     moved_by,
+    ways_of,
 )
 from autoddl.operators.fusion import Chained, chains
 from autoddl.operators.narrow_products import Cast, narrow_products
@@ -215,7 +216,8 @@ class Pricing:
         Also, whether they go to switches that reduce."""
         group, priced = self.group(axes), max(nbytes, BUCKET_BYTES) if bucketed else nbytes
         algorithm = collective(self.cluster, kind, group, float(priced)).algorithm
-        return moved_by(algorithm, kind, group.size, nbytes), algorithm is Algorithm.SWITCH_TREE
+        return (moved_by(algorithm, kind, group.size, nbytes, ways_of(self.cluster, group)),
+                algorithm is Algorithm.SWITCH_TREE)
 
     def as_sent(self, step: Step, full: int, itemsize: int, codecs: tuple[str, ...], bucketed: bool) -> Step:
         """The step as it is sent: as the one of `codecs` that is fastest, or as it is if none is faster."""

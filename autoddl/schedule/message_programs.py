@@ -7,7 +7,9 @@ the chunks that agree with the member in all levels inside j. X(x) are those of 
     reduce-scatter  j = 1, 2, ...   in round s = 0 .. w_j - 2 a member at d sends X(d-s-1) to d+1, adds what d-1 sends
     all-gather      j = ..., 2, 1   in round s = 0 .. w_j - 2 a member at d sends X(d-s) to d+1, keeps what d-1 sends
     all-reduce      reduce-scatter, then all-gather
-    all-to-all      in round s = 1 .. n-1 rank r sends chunk r+s to r+s, whatever the levels
+    all-to-all      in round s = 1 .. n-1 rank r sends chunk r+s to r+s, with one level
+    all-to-all      j = 1, 2, ...   with several: a member sends to every other digit x all chunks for ranks with it,
+                                    and holds what it gets in their place (`runtime.collectives.message_collectives`)
 
 With one level these are the rings of Patarasuk & Yuan 2009, with several those of Cho et al., BlueConnect 2019. A rank
 sends (1/m_j - 1/n) N bytes out of its unit of level j, which has m_j members. For equal units, no algorithm sends less.
@@ -24,10 +26,10 @@ from itertools import count, product
 from math import prod
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Algorithm, Cluster, Group, collective
-from autoddl.cost_models.groups import crossings
+from autoddl.cost_models import Algorithm, Cluster, Group, collective, ways_of
 
-__all__ = ["MessageProgram", "Receive", "Send", "chosen_ways", "leaving_fraction", "message_program"]
+__all__ = ["MessageProgram", "Receive", "Send", "chosen_ways", "leaving_fraction", "message_program",
+           "stage_peers"]
 
 AHEAD = 2
 """Messages that a rank of an all-to-all may have sent more than it received."""
@@ -127,8 +129,19 @@ def _all_to_all(n: int, rank: int, pieces: int) -> MessageProgram:
 
 
 def leaving_fraction(kind: str, ways: tuple[int, ...], rank: int, outside: frozenset[int]) -> float:
-    """The fraction of the full buffer that `rank` sends to the members `outside`."""
+    """The fraction of the full buffer that `rank` sends to the members `outside`; of an all-to-all in several levels it
+    sends 1/w_j to each of the others of level j."""
+    if kind == "all-to-all" and len(ways) > 1:
+        return sum(1 / w for level, w in enumerate(ways) for other in stage_peers(ways, rank, level)
+                   if other != rank and other in outside)
     return sum(send.to in outside for send in message_program(kind, ways, rank).sends) / prod(ways)
+
+
+def stage_peers(ways: tuple[int, ...], rank: int, level: int) -> tuple[int, ...]:
+    """The members that agree with `rank` in all levels but one, by their digit there; `rank` is among them."""
+    stride, w = prod(ways[:level]), ways[level]
+    first = rank - rank // stride % w * stride
+    return tuple(first + x * stride for x in range(w))
 
 
 @lru_cache(maxsize=65536)
@@ -138,6 +151,6 @@ def chosen_ways(cluster: Cluster, kind: str, group: Group, nbytes: int) -> tuple
     None where it chooses a collective of the library.
     """
     algorithm = collective(cluster, kind, group, float(nbytes)).algorithm
-    if algorithm is Algorithm.LEVEL_RINGS:
-        return tuple(crossing.ways for crossing in crossings(cluster, group))
+    if algorithm in (Algorithm.LEVEL_RINGS, Algorithm.STAGES):
+        return ways_of(cluster, group)
     return (group.size,) if algorithm is Algorithm.ROUNDS else None

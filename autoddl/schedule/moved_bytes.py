@@ -1,6 +1,7 @@
 """Says by which algorithm a planned collective is sent, and how many bytes a rank sends for it.
 
     switch tree      all N bytes of the buffer, to the switch
+    stages           (w-1)/w N in each level, of w members
     any other        those of a ring: 2 (n-1)/n N in an all-reduce, (n-1)/n N in others, N in a message
 
 The algorithm is the one that the cost model chooses for the size of the buffer; the runtime asks the same function.
@@ -10,9 +11,9 @@ from functools import lru_cache
 
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster, Group, Price, collective, moved_by, parse_cluster
+from autoddl.cost_models import Cluster, Group, Price, collective, moved_by, parse_cluster, ways_of
 
-__all__ = ["algorithm_of", "group_over", "moved_bytes", "planned_cluster"]
+__all__ = ["algorithm_of", "group_over", "levels_of", "moved_bytes", "planned_cluster"]
 
 
 def planned_cluster(plan: Plan) -> Cluster | None:
@@ -48,4 +49,14 @@ def algorithm_of(plan: Plan, kind: str, axes: str, nbytes: int) -> str:
 
 def moved_bytes(plan: Plan, kind: str, axes: str, nbytes: int) -> float:
     """Bytes that a rank sends for a collective over mesh axes of the plan."""
-    return moved_by(algorithm_of(plan, kind, axes, nbytes), kind, group_over(plan.mesh, axes).size, nbytes)
+    return moved_by(algorithm_of(plan, kind, axes, nbytes), kind, group_over(plan.mesh, axes).size, nbytes,
+                    levels_of(plan, axes))
+
+
+def levels_of(plan: Plan, axes: str) -> tuple[int, ...]:
+    """How many members a group over mesh axes has in each level; nothing where the plan's cluster is not known."""
+    cluster = planned_cluster(plan)
+    if cluster is None or cluster.size != plan.mesh.size or not set(axes.split("+")) <= set(plan.mesh.names):
+        return ()
+    group = group_over(plan.mesh, axes)
+    return ways_of(cluster, group) if group.size > 1 else ()

@@ -32,7 +32,7 @@ __all__ = ["RunParts", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
-PIECES = ("all-gather", "reduce-scatter", "all-to-all")
+PIECES = ("all-gather", "reduce-scatter", "all-to-all", "exchange")
 """Collectives that can be sent in pieces beside the product that makes or reads them."""
 
 

@@ -22,6 +22,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
+from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.windows import HALO
 from autoddl.schedule import message_programs
 from autoddl.schedule.moved_bytes import group_over, planned_cluster
@@ -39,7 +40,7 @@ def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, uni
     if ways is not None:
         outside = frozenset(i for i, other in enumerate(group) if other not in unit)
         return message_programs.leaving_fraction(kind, ways, group.index(rank), outside) * nbytes
-    if kind == "all-to-all":
+    if kind in ("all-to-all", EXCHANGE):
         return nbytes / len(group) * sum(other not in unit for other in group)
     if kind == HALO:
         at = group.index(rank)

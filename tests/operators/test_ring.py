@@ -10,6 +10,7 @@ from op_cases import SDPA, f, truths
 from torch import Tensor
 
 from autoddl.core.layout import Mesh
+from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.footprints.footprint import LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
@@ -84,7 +85,7 @@ def test_a_ring_sends_what_is_priced(mesh: str, one: Case, monkeypatch: pytest.M
     def exchanging(threads: _Threads, at: tuple[int, ...], place: Mesh) -> Exchange:
         def record(rows: Tensor, sent: Any, received: Any, axes: tuple[int, ...], nbytes: int) -> Tensor:
             if not any(at):
-                issued.append(("all-to-all", axes, nbytes))
+                issued.append((EXCHANGE, axes, nbytes))
             return exchange(threads, at, place)(rows, sent, received, axes, nbytes)
         return record
 

@@ -50,7 +50,7 @@ def test_a_sparse_sum_sends_entries_of_eight_bytes() -> None:
     assert sent_bytes(kind, 8, nbytes) == 2 * 7 / 8 * 8000, "4 k (P-1)/P words of 4 bytes"
     made = pricing()
     price = collective(made.cluster, kind, made.group((0, 1)), float(nbytes))
-    entries_, count, bounds, ties, counts = (collective(made.cluster, "all-to-all", made.group((0, 1)), n).seconds
+    entries_, count, bounds, ties, counts = (collective(made.cluster, "exchange", made.group((0, 1)), n).seconds
                                              for n in (8000.0, 32.0, 7 * 32.0, 2 * 32.0, 256 * 32.0))
     assert price.seconds == pytest.approx(2 * entries_ + 3 * count + (bounds + ties + 4 * counts) / RENEWED)
     assert step.text(MESH) == "net+node: P->B as top 0.01" and Step.parse(step.text(MESH), MESH) == step

@@ -136,6 +136,22 @@ def test_several_are_under_way_at_once() -> None:
     assert on_ranks(4, several) == [0.0] * 4
 
 
+def far_apart() -> tuple[str, bool]:
+    """The algorithm of an all-to-all of few bytes where nodes are far apart, and whether it gives what it should."""
+    far = SLOW.replace("1 kB/s, latency: 1 us", "1 GB/s, latency: 1 s")
+    groups = Groups(Mesh.parse("a=2,b=2"), [(0, 1)], cluster=far)
+    given = torch.arange(8.0) + 10 * groups.rank
+    got = torch.empty(8)
+    groups.start("all-to-all", (0, 1), got, given).wait()
+    truth = [10 * r + 2 * groups.rank + i for r in range(4) for i in range(2)]
+    return groups.algorithm("all-to-all", (0, 1), given.nbytes), got.tolist() == truth
+
+
+@pytest.mark.ranks
+def test_an_all_to_all_of_few_bytes_between_far_nodes_goes_in_stages() -> None:
+    assert on_ranks(4, far_apart) == [("stages", True)] * 4
+
+
 def left_alone(rank_that_stays_away: int) -> tuple[float, list[str]]:
     """Seconds until the others are told, and what; a second one, started before, fails too."""
     groups = Groups(Mesh.parse("a=2,b=2"), [(0, 1)], timedelta(seconds=1), SLOW)

@@ -6,7 +6,7 @@ from math import prod
 import pytest
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Group, collective, parse_cluster
+from autoddl.cost_models import Group, collective, moved_by, parse_cluster
 from autoddl.schedule.message_programs import chosen_ways, leaving_fraction, message_program
 
 WAYS = [(2,), (3,), (4,), (2, 2), (3, 2), (2, 4), (4, 2), (2, 2, 2), (2, 3, 2)]
@@ -67,14 +67,35 @@ def test_every_collective_arrives(ways: tuple[int, ...], pieces: int) -> None:
 def test_no_collective_sends_more_than_the_bound(ways: tuple[int, ...]) -> None:
     """(n-1)/n of the buffer per rank and phase, and (1/m - 1/n) of it out of a unit of m members."""
     n = prod(ways)
-    for kind, phases in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1), ("all-to-all", 1)):
+    for kind, phases in (("all-reduce", 2), ("all-gather", 1), ("reduce-scatter", 1)):
         for rank in range(n):
             assert leaving_fraction(kind, ways, rank, frozenset(range(n))) == pytest.approx(phases * (n - 1) / n)
             for level in range(1, len(ways)):
                 m = prod(ways[:level])
                 outside = frozenset(other for other in range(n) if other // m != rank // m)
-                bound = (n - m) / n if kind == "all-to-all" else phases * (1 / m - 1 / n)
-                assert leaving_fraction(kind, ways, rank, outside) == pytest.approx(bound)
+                assert leaving_fraction(kind, ways, rank, outside) == pytest.approx(phases * (1 / m - 1 / n))
+
+
+@pytest.mark.parametrize("ways", WAYS)
+def test_an_all_to_all_in_stages_sends_as_much_over_the_outermost_level_as_any(ways: tuple[int, ...]) -> None:
+    """Inside it sends more: w - 1 parts of w in every level."""
+    n, m = prod(ways), prod(ways[:-1])
+    for rank in range(n):
+        outside = frozenset(other for other in range(n) if other // m != rank // m)
+        assert leaving_fraction("all-to-all", ways, rank, outside) == pytest.approx((n - m) / n)
+        assert leaving_fraction("all-to-all", ways, rank, frozenset(range(n))) == pytest.approx(
+            moved_by("stages", "all-to-all", n, 1.0, ways))
+
+
+def test_an_all_to_all_of_few_bytes_over_long_ways_goes_in_stages() -> None:
+    """Two messages over 20 ms instead of eight: 2 x 4 ranks, of which one pairs with four others outside."""
+    text = TEXT.replace("size: 2, bandwidth: 1 GB/s", "size: 4, bandwidth: 1 GB/s").replace("100 us", "20 ms")
+    wide, whole = parse_cluster(text, "test"), Group(((2, 4), (4, 1)))
+    assert chosen_ways(wide, "all-to-all", whole, 4_000) == (4, 2)
+    price = collective(wide, "all-to-all", whole, 4_000)
+    assert price.algorithm == "stages" and price.sent == pytest.approx((3 / 4 + 1 / 2) * 4_000)
+    assert price.seconds < 0.4 * collective(wide, "exchange", whole, 4_000).seconds
+    assert chosen_ways(wide, "all-to-all", whole, 400_000_000) != (4, 2)
 
 
 def test_what_is_no_collective_is_refused() -> None:

@@ -18,6 +18,7 @@ from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
+from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.ring import ATTENTION
 from autoddl.operators.rules.dimension_strings import Rule, Signature
 from autoddl.operators.rules.experts import rows_sent
@@ -29,7 +30,7 @@ from autoddl.operators.windows import WINDOWED, place_name
 __all__ = ["REDUCING", "RULES", "Inner", "inner_collectives"]
 
 Inner = tuple[str, str, tuple[int, ...], int]
-"""('forward' | 'backward', 'all-reduce' | 'all-to-all' | 'shift', mesh axes, bytes of the buffer)."""
+"""('forward' | 'backward', 'all-reduce' | 'exchange' | 'shift' | 'halo', mesh axes, bytes of the buffer)."""
 
 
 def leading_dims_rule(position: int, linear: bool = False) -> RuleOf:
@@ -141,7 +142,7 @@ def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...],
     if not axes:
         return ()
     if op.target == "autoddl.experts":
-        return tuple((way, "all-to-all", axes, nbytes) for way, nbytes in rows_sent(op, graph, read, mesh, coordinate))
+        return tuple((way, EXCHANGE, axes, nbytes) for way, nbytes in rows_sent(op, graph, read, mesh, coordinate))
     if op.target == ATTENTION:
         return tuple((way, kind, axes, nbytes) for way, kind, nbytes in inner_messages(op, graph, read, mesh,
                                                                                        coordinate))

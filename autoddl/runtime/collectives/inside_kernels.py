@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from autoddl.core.errors import MachineError
+from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 
@@ -45,7 +46,7 @@ def exchange_inside(groups: Groups, recorder: Recorder, name: str, rows: Tensor,
     if group is None:
         return rows
     own, others = (sum(sent), sum(received)) if nbytes == rows.nbytes else (sum(received), sum(sent))
-    recorder.note(recorder.direction, "all-to-all", names, nbytes, f"{name}, load {others / own:.2f}")
+    recorder.note(recorder.direction, EXCHANGE, names, nbytes, f"{name}, load {others / own:.2f}")
     found = rows.new_empty(sum(received), *rows.shape[1:])
     try:
         torch.distributed.all_to_all_single(found, rows, list(received), list(sent), group=group)

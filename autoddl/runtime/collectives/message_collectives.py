@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.cost_models.algorithms import message_pieces
-from autoddl.schedule.message_programs import MessageProgram, Receive, message_program
+from autoddl.schedule.message_programs import MessageProgram, Receive, message_program, stage_peers
 
 __all__ = ["TAGS", "exchange", "swap"]
 
@@ -35,6 +35,8 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
     from `tag` in the group until it ends. A message takes at most `timeout`, by default the group's. Raises
     RuntimeError, from the backend, when a peer is gone.
     """
+    if kind == "all-to-all" and len(ways) > 1:
+        return _in_stages(got, given, ways, group, tag, (timeout,) if timeout else ())
     n, rank = prod(ways), group.rank()
     whole = got if kind == "all-gather" else given
     pieces = message_pieces(n, whole.numel() * whole.element_size())
@@ -49,6 +51,27 @@ def exchange(kind: str, got: Tensor, given: Tensor, ways: tuple[int, ...], group
     elif kind == "all-reduce":
         for place, total in zip(target[rank], mine, strict=True):
             place.copy_(total)
+
+
+def _in_stages(got: Tensor, given: Tensor, ways: tuple[int, ...], group: dist.ProcessGroup, tag: int,
+               limit: tuple[timedelta, ...]) -> None:
+    """An all-to-all in every level in turn, inside first.
+
+    A dim of the buffer counts where its chunks go in a level; after the stage of that level, where they come from."""
+    rank, held = group.rank(), given.view(*reversed(ways), -1)
+    for level, w in enumerate(ways):
+        dim, peers = len(ways) - 1 - level, stage_peers(ways, rank, level)
+        out = held.movedim(dim, 0).contiguous()
+        into = torch.empty_like(out)
+        own = peers.index(rank)
+        others = [(own + i) % w for i in range(1, w)]
+        into[own].copy_(out[own])
+        works = [group.recv([into[x]], peers[x], tag + level) for x in others if out[x].numel()]
+        works += [group.send([out[x]], peers[x], tag + level) for x in others if out[x].numel()]
+        for work in works:
+            work.wait(*limit)
+        held = into.movedim(0, dim)
+    got.copy_(held.reshape(-1))
 
 
 def swap(group: dist.ProcessGroup, tag: int, timeout: timedelta | None, given: Sequence[Tensor],
