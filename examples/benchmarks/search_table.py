@@ -46,6 +46,8 @@ PLANS: list[Asked] = [
      ["--budget", "80 GB", "--microbatches", "1,2,4,8"], {"batch": 256}),
     ("GPT-3 175B, batch 512, 1,024 GPUs, mesh and microbatches free, 80 GB", "gpt3.py:gpt3_175b", "h100-8x16x8",
      ["--budget", "80 GB", "--microbatches", "1,2,4,8"], {"batch": 512}),
+    ("Mixture of 64 experts, 48 layers, batch 256, 256 GPUs, mesh free", "mixture.py:mixture", "h100-32x8", [],
+     {"layers": 48, "width": 2048, "hidden": 1024, "experts": 64, "batch": 256}),
 ]
 
 
