@@ -4,12 +4,15 @@
     --libraries A,B       some of the libraries (`family_models`)
     --every N             every N-th family
     --only A,B            these families
+    --wall SECONDS        begin no family after so many seconds; the same command goes on with the rest
+    --verify              verify the plans, too: on four ranks of this machine, against one process, in float64
     --print               print the table of a file alone
 
 Each family is planned on 2 x 2 slow devices with quick links, where it is worth splitting parameters. Lines have
 processor seconds, the part of the predicted step of operators without a rule, and the cause of a refusal. A family
 that is refused runs once in one process; one that does not run there either is none of ours. One process tries one
-family after another, until it crashes or is interrupted after LIMIT processor seconds.
+family after another, until it crashes or is interrupted after LIMIT processor seconds. It is forked from one that has
+imported what all need.
 """
 
 import argparse
@@ -30,8 +33,16 @@ from typing import Any
 
 from family_models import built, libraries
 
+import autoddl
+from autoddl.capture.factory import Factory
+from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
+from autoddl.launch.verify import verify
+
 LIMIT = 60
 """Processor seconds of a family."""
+WAIT = 240.0
+"""Seconds for its four ranks."""
 
 CLUSTER = """
 name: slow-devices
@@ -48,7 +59,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise TimeoutError(f"more than {LIMIT} processor seconds")
 
 
-def tried(library: str, family: str, model: str) -> Line:
+def tried(library: str, family: str, model: str, verifies: bool) -> Line:
     """The line of one family."""
     warnings.simplefilter("ignore")
     line: Line = {"library": library, "family": family, "model": model}
@@ -59,25 +70,38 @@ def tried(library: str, family: str, model: str) -> Line:
         return {**line, "result": "not built", "cause": _one_line(error)}
     start = time.process_time()
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
+    plan = None
     try:
-        line |= _planned(module)
+        plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"), workers=1)
+        line |= _planned(plan)
     except Exception as error:
         line |= {"result": "refused", "cause": _one_line(error)}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     line["seconds"] = round(time.process_time() - start, 1)
+    if plan is not None and verifies:
+        line |= _verified(plan, library, model)
     if line["result"] == "refused" and not _runs(module):
         line["result"] = "does not run"
     return line
 
 
-def _planned(module: Any) -> Line:
-    import autoddl
-    from autoddl.cost_models import parse_cluster
-    plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"))
+def _planned(plan: Plan) -> Line:
     share = sum(plan.predicted.fallback.values()) / plan.predicted.seconds
+    split = sum(any(state.startswith("S") for state in one.layout) for one in plan.stored)
     return {"result": "planned", "gap": round(plan.gap, 6), "operators": sorted(plan.predicted.fallback),
-            "share": round(share, 4)}
+            "share": round(share, 4), "split": split}
+
+
+def _verified(plan: Plan, library: str, model: str) -> Line:
+    """Whether four ranks agree with one process, and the larger of both errors; or why nobody knows."""
+    factory = Factory(str(Path(__file__).with_name("family_models.py")), "built", {"library": library, "model": model})
+    try:
+        found = verify(plan, factory, timeout=WAIT)
+    except Exception as error:
+        return {"verified": _one_line(error)}
+    return {"verified": found.passed, "error": max(found.loss_error, found.gradient_error),
+            "mismatches": found.collective_mismatches}
 
 
 def _runs(module: Any) -> bool:
@@ -93,15 +117,18 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def lines(wanted: list[tuple[str, str, str]]) -> Iterator[Line]:
+def lines(wanted: list[tuple[str, str, str]], wall: float, verifies: bool) -> Iterator[Line]:
     """The line of every family, from one process that is replaced when it dies."""
-    pool = ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=40)
+    pool = ProcessPoolExecutor(1, get_context("fork"))
+    end = time.monotonic() + wall
     for one in wanted:
+        if time.monotonic() > end:
+            break
         try:
-            yield pool.submit(tried, *one).result()
+            yield pool.submit(tried, *one, verifies).result()
         except BrokenProcessPool:
             yield dict(zip(("library", "family", "model"), one, strict=True)) | {"result": "crashed"}
-            pool = ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=40)
+            pool = ProcessPoolExecutor(1, get_context("fork"))
     pool.shutdown()
 
 
@@ -125,12 +152,25 @@ def show(found: list[Line]) -> None:
     print("\nOperators without a rule:", without.most_common())
 
 
+def show_verified(checked: list[Line]) -> None:
+    """Print how many verified plans agree with one process, and what is wrong with the others."""
+    good = [line for line in checked if line["verified"] is True]
+    split, worst = sum(line["split"] > 0 for line in good), max((line["error"] for line in good), default=0.0)
+    print(f"\n{len(good)} of {len(checked)} verified plans agree with one process, {split} of them with split "
+          f"parameters; the largest error is {worst:.1e}")
+    for line in checked:
+        if line not in good:
+            print(f"{line['library']} {line['family']}: {line['verified']} {line.get('error', '')}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path)
     parser.add_argument("--libraries", default="")
     parser.add_argument("--only", default="")
     parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--wall", type=float, default=float("inf"))
+    parser.add_argument("--verify", action="store_true")
     parser.add_argument("--print", action="store_true")
     asked = parser.parse_args()
     known = [json.loads(text) for text in asked.table.read_text().splitlines()] if asked.table.exists() else []
@@ -141,7 +181,7 @@ def main() -> None:
         only = set(filter(None, asked.only.split(",")))
         wanted = [one for one in every if one[:2] not in done and (not only or one[1] in only)]
         with open(asked.table, "a") as file:
-            for line in lines(wanted):
+            for line in lines(wanted, asked.wall, asked.verify):
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 known.append(line)
@@ -150,6 +190,7 @@ def main() -> None:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"{used.ru_utime + used.ru_stime:.0f} processor seconds\n")
     show(known)
+    show_verified([line for line in known if "verified" in line])
 
 
 if __name__ == "__main__":

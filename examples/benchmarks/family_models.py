@@ -9,11 +9,14 @@ returns, so that all of it has gradients.
 """
 
 import importlib
+import importlib.util
 import inspect
+import pkgutil
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -95,7 +98,12 @@ def _timm(name: str) -> nn.Module:
 
 
 def declared_torchvision() -> Any:
-    """torchvision; the operators of one that is built for another torch are declared, and its classifiers need none."""
+    """torchvision, which other libraries read as well, or None where it is not installed.
+
+    Operators of one that is built for another torch are declared; its classifiers need none.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return None
     library = torch.library.Library("torchvision", "FRAGMENT")
     for _ in range(40):
         try:
@@ -150,6 +158,56 @@ def _segmentation(name: str) -> nn.Module:
     return Squares(getattr(library, name)("resnet18", encoder_weights=None), _images((3, 128, 128)))
 
 
+ARGUMENTS = {"image_size": 64, "image_height": 64, "image_width": 64, "patch_size": 16, "image_patch_size": 16,
+             "num_classes": 10, "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "dim_head": 16, "seq_len": 64,
+             "frames": 4, "frame_patch_size": 2, "num_patches": 16, "spatial_depth": 1, "temporal_depth": 1,
+             "max_seq_len": 64, "num_tokens": 64}
+"""What constructors are given by the names of their parameters, where these have no value or are in this table."""
+
+
+def _vit_families() -> dict[str, str]:
+    """The last class of every file."""
+    library, found = importlib.import_module("vit_pytorch"), {}
+    for one in pkgutil.iter_modules(library.__path__):
+        try:
+            module = importlib.import_module(f"vit_pytorch.{one.name}")
+        except ImportError:
+            continue
+        classes = [name for name, value in vars(module).items() if inspect.isclass(value)
+                   and issubclass(value, nn.Module) and value.__module__ == module.__name__]
+        if classes:
+            found[one.name] = f"{one.name}.{classes[-1]}"
+    return found
+
+
+def _vit(name: str) -> nn.Module:
+    module, _, kind = name.partition(".")
+    model = getattr(importlib.import_module(f"vit_pytorch.{module}"), kind)
+    parameters = inspect.signature(model).parameters
+    chosen = {one: 1 if module == "vit_1d" and one == "channels" else ARGUMENTS[one] for one in parameters
+              if one in ARGUMENTS}
+    shape = (3, 64) if "seq_len" in chosen else (3, 4, 64, 64) if "frames" in chosen else (3, 64, 64)
+    return Squares(model(**chosen), _images(shape))
+
+
+def _decoders() -> dict[str, str]:
+    """Decoders and encoders of x_transformers, by the options that papers are named after."""
+    return {name: name for name in (
+        "plain", "rotary_pos_emb", "alibi_pos_bias", "rel_pos_bias", "use_rmsnorm", "ff_glu", "ff_swish",
+        "attn_qk_norm", "attn_talking_heads", "attn_one_kv_head", "residual_attn", "macaron", "gate_residual",
+        "scale_residual", "sandwich_norm", "shift_tokens", "attn_gate_values", "attn_on_attn", "use_scalenorm",
+        "attn_value_rmsnorm", "ff_relu_squared", "dynamic_pos_bias", "use_simple_rmsnorm", "resi_dual",
+        "attn_add_zero_kv", "attn_laser", "attn_selective", "num_residual_streams")}
+
+
+def _decoder(name: str) -> nn.Module:
+    library = importlib.import_module("x_transformers")
+    option = {} if name == "plain" else {name: 2 if name == "num_residual_streams" else True}
+    layers = library.Decoder(dim=64, depth=2, heads=4, attn_dim_head=16, **option)
+    model = library.TransformerWrapper(num_tokens=256, max_seq_len=64, attn_layers=layers)
+    return Squares(model, torch.randint(256, (BATCH, 32)))
+
+
 def _transformers_families() -> dict[str, str]:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
     return {family: family for family in MODEL_MAPPING_NAMES}
@@ -162,31 +220,48 @@ def _capped(config: Any) -> Any:
             _capped(value)
         elif name in CAPS and isinstance(value, int) and not isinstance(value, bool):
             setattr(config, name, min(value, CAPS[name]))
+        elif name.endswith("layerdrop"):
+            setattr(config, name, 0.0)  # a draw would decide a branch
         elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
             setattr(config, name, value[:2])
+    if isinstance(pad := getattr(config, "pad_token_id", None), int):
+        config.pad_token_id = min(pad, (getattr(config, "vocab_size", None) or pad + 1) - 1)
     return config
 
 
 def _transformers(name: str) -> nn.Module:
+    """The model with the first batch that it takes."""
     transformers: Any = importlib.import_module("transformers")
     config = _capped(transformers.AutoConfig.for_model(name))
-    model = transformers.AutoModel.from_config(config)
-    inputs = {model.main_input_name: _input(model.main_input_name, config)}
-    if config.is_encoder_decoder and model.main_input_name != "pixel_values":
-        inputs["decoder_input_ids"] = _input("input_ids", config)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    return Squares(model, **inputs)
+    model = transformers.AutoModel.from_config(config)
+    main = {model.main_input_name: _input(model.main_input_name, config)}
+    if config.is_encoder_decoder and model.main_input_name != "pixel_values":
+        main["decoder_input_ids"] = _input("input_ids", config)
+    taken = [one for one in ("pixel_values", "bbox", "input_ids") if one in inspect.signature(model.forward).parameters]
+    batches = [main, *({**main, one: _input(one, config)} for one in taken if one not in main)]
+    for batch in batches[:-1]:
+        with suppress(Exception), torch.no_grad():
+            model(**batch)
+            return Squares(model, **batch)
+    return Squares(model, **batches[-1])
 
 
 def _input(name: str, config: Any) -> Tensor:
-    """A batch of tokens, images, waves or spectra."""
+    """A batch of tokens, boxes, images, waves or spectra."""
     if name == "input_ids":
+        config = getattr(config, "text_config", config)
         return torch.randint(4, min(getattr(config, "vocab_size", 64) or 64, 64), (BATCH, 16))
+    if name == "bbox":
+        return torch.tensor([1, 2, 30, 40]).expand(BATCH, 16, 4).clone()
     if name == "pixel_values":
+        config = getattr(config, "vision_config", config)
         size = getattr(config, "image_size", 64)
         sides = size if isinstance(size, list | tuple) else (size, size)
         return _images((getattr(config, "num_channels", 3), *sides))
+    if name == "input_values" and hasattr(config, "max_length") and hasattr(config, "num_mel_bins"):
+        return torch.randn(BATCH, config.max_length, config.num_mel_bins)
     if name == "input_values":
         return torch.randn(BATCH, 4000)
     if name == "input_features":
@@ -198,16 +273,16 @@ Library = tuple[Callable[[], dict[str, str]], Callable[[str], nn.Module]]
 LIBRARIES: dict[str, Library] = {
     "timm": (_timm_families, _timm), "torchvision": (_torchvision_families, _torchvision),
     "transformers": (_transformers_families, _transformers), "pytorchcv": (_pytorchcv_families, _pytorchcv),
-    "segmentation_models_pytorch": (_segmentation_families, _segmentation)}
+    "segmentation_models_pytorch": (_segmentation_families, _segmentation), "vit_pytorch": (_vit_families, _vit),
+    "x_transformers": (_decoders, _decoder)}
 
 
 def libraries(names: Iterable[str] = ()) -> dict[str, dict[str, str]]:
     """The smallest model of every family, by library; a library that cannot be imported is named and left out."""
     found = {}
+    declared_torchvision()
     for library in names or LIBRARIES:
         try:
-            if library != "torchvision" and library != "transformers":
-                declared_torchvision()
             found[library] = LIBRARIES[library][0]()
         except ImportError as error:
             print(f"{library} is left out: {error}")
@@ -216,7 +291,6 @@ def libraries(names: Iterable[str] = ()) -> dict[str, dict[str, str]]:
 
 def built(library: str, model: str) -> nn.Module:
     """The model of a library, with a loss and `example_inputs`."""
-    if library != "transformers":
-        declared_torchvision()
+    declared_torchvision()
     torch.manual_seed(0)
     return LIBRARIES[library][1](model).train()
