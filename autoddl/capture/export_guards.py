@@ -49,10 +49,11 @@ class _Watch(TorchFunctionMode):
             return number
         if (loss := self._losses.instead(func, args, kwargs or {})) is not None:
             return loss
-        if func is torch.rand:
-            self._uniform.append(func(*args, **(kwargs or {})))
-            return self._uniform[-1]
-        if func == Tensor.lt and self._is_never(*args):
+        if func == torch.rand:
+            drawn: Tensor = func(*args, **(kwargs or {}))
+            self._uniform += [] if drawn.dim() else [drawn]
+            return drawn
+        if func == Tensor.lt and len(args) == 2 and self._is_never(*args):
             return False
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
@@ -63,7 +64,7 @@ class _Watch(TorchFunctionMode):
 
     def _is_never(self, x: Any, bound: Any) -> bool:
         """Whether x is one uniform number, of which none is below the bound."""
-        return isinstance(bound, int | float) and bound <= 0 and not x.dim() and any(x is one for one in self._uniform)
+        return isinstance(bound, int | float) and bound <= 0 and any(x is one for one in self._uniform)
 
 
 @contextmanager

@@ -88,7 +88,7 @@ def tried(library: str, family: str, model: str, verifies: bool) -> Line:
 
 def _planned(plan: Plan) -> Line:
     share = sum(plan.predicted.fallback.values()) / plan.predicted.seconds
-    split = sum(any(state.startswith("S") for state in one.layout) for one in plan.stored)
+    split = sum(any(str(state).startswith("S") for state in one.layout) for one in plan.stored)
     return {"result": "planned", "gap": round(plan.gap, 6), "operators": sorted(plan.predicted.fallback),
             "share": round(share, 4), "split": split}
 
