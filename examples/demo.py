@@ -44,10 +44,10 @@ def corpus() -> Tensor:
     return torch.frombuffer(bytearray(b"".join(file.read_bytes() for file in files)), dtype=torch.uint8)
 
 
-def batch(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
-    """The step's windows of the text, and the same moved on by one byte."""
-    starts = torch.randint(0, len(text) - CONTEXT - 1, (BATCH,), generator=torch.Generator().manual_seed(step))
-    windows = torch.stack([text[start : start + CONTEXT + 1] for start in starts.tolist()]).long()
+def batch(text: Tensor, step: int, size: int = BATCH, context: int = CONTEXT) -> tuple[Tensor, Tensor]:
+    """The step's windows of the text, `size` of `context` bytes, and the same moved on by one byte."""
+    starts = torch.randint(0, len(text) - context - 1, (size,), generator=torch.Generator().manual_seed(step))
+    windows = torch.stack([text[start : start + context + 1] for start in starts.tolist()]).long()
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
 
 

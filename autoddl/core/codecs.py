@@ -3,6 +3,9 @@
     bfloat16, float16    every value cast                                      2 bytes a value
     int16, int8, int4    q = round(x / s) over blocks of BLOCK values with     bits/8 bytes a value, 4 bytes a block
                          s = max(max |x| / ((2^(bits-1) - 1) (1 + 2^-22)), 2^-126)
+    zfp16, zfp8          blocks of 4 values with one exponent, as     16/8 and 8/8 bytes a value
+                         they are or as sums and differences
+                         (`collectives.block_transform`)
     lossless             every value as it is but for its exponent: 4 bits     itemsize - 1/2 bytes a value, 1 byte a
                          below the largest of its block, 15 where it is 0      block, 5 bytes for every ROOM values
 
@@ -16,6 +19,7 @@ An all-reduce is not coded: it would code again at every hop. A reduce-scatter a
 coded. So a value is coded twice, however many ranks there are (quantised gradients of ZeRO++, Wang et al. 2023).
 
     error of a decoded value    cast: 2^-8 or 2^-11 of it       block: s / 2 and 2^-22 of it        lossless: none
+                                zfp16, zfp8: 1/4095 or 1/15 of the largest of its 4 values, and 2^-22
 
 A block with a value that is not finite decodes to values that are not. A float16 cast of more than 65504 is infinite,
 and a bfloat16 cast of more than 3.39e38. `lossless` brings back every bit of any value.
@@ -67,17 +71,24 @@ class Codec:
         scaled     whether blocks of values have a scale
         passes     times that the memory of the values, as float32, is read or written to encode, and to decode
         error      most that a value is off, over the largest magnitude of its block; infinite where that has no bound
+        group      number of values that are coded as one block of bits
     """
 
     bits: int
     scaled: bool
     passes: tuple[float, float]
     error: float
+    group: int = 1
 
     @property
     def lossless(self) -> bool:
         """Whether every value comes back as it was."""
         return self.bits < 0
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether every value is cast by itself."""
+        return not (self.lossless or self.scaled or self.group > 1)
 
     def value_bits(self, itemsize: int) -> int:
         """Bits of one value, which has `itemsize` bytes by itself."""
@@ -87,7 +98,8 @@ class Codec:
         """Bytes of so many values of `itemsize` that are coded together, with what their blocks have besides."""
         blocks = -(-elements // BLOCK)
         more = blocks + 5 * -(-elements // ROOM) + 4 if self.lossless and elements else 4 * blocks * self.scaled
-        return -(-elements * self.value_bits(itemsize) // 8) + more
+        values = -(-elements // self.group) * self.group
+        return -(-values * self.value_bits(itemsize) // 8) + more
 
 
 CODECS: Mapping[str, Codec] = MappingProxyType({
@@ -96,7 +108,9 @@ CODECS: Mapping[str, Codec] = MappingProxyType({
     "int16": Codec(16, True, (10.0, 6.0), 0.5 / (2**15 - 1) + 2.0**-22),
     "int8": Codec(8, True, (10.0, 6.0), 0.5 / (2**7 - 1) + 2.0**-22),
     "int4": Codec(4, True, (15.0, 12.0), 0.5 / (2**3 - 1) + 2.0**-22),
-    "lossless": Codec(-4, False, (12.0, 16.0), 0.0)})
+    "lossless": Codec(-4, False, (12.0, 16.0), 0.0),
+    "zfp16": Codec(16, False, (150.0, 50.0), 1 / 4095 + 2.0**-22, 4),
+    "zfp8": Codec(8, False, (150.0, 50.0), 1 / 15 + 2.0**-22, 4)})
 """All codecs by name; the passes are those of `collectives.coding`."""
 
 CLASSES = ("gradients", "weights", "activations", "pipeline")
@@ -185,7 +199,8 @@ def _wrong_word(name: str, equals: str, codecs: str) -> str:
 def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:
     """The words of `parse_codecs`, held to an `error` relative to the largest magnitude of a block.
 
-    Without words every class may be sent as any codec within it. Raises InputError for a word with a codec that is not.
+    Without words every class may be sent as any codec within it, but for zfp16 and zfp8, which take longer than int16
+    and int8. Raises InputError for a word with a codec that is not.
     """
     if not 0 <= error < 1:
         raise InputError(f"an error of {error:g} is none: it is the part of a block's largest magnitude by which a "
@@ -199,5 +214,6 @@ def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:
                     "has no bound on its error: it is infinite above 65504"
                 raise InputError(f"{word!r} is not within an error of {error:g}: {name} {said}; within it are "
                                  f"{', '.join(within)}")
-    allowed = {name: [codec for codec in within if name != "pipeline" or codec != "lossless"] for name in CLASSES}
+    quickest = [name for name in within if CODECS[name].group == 1]  # with as many bits as those of groups
+    allowed = {name: [codec for codec in quickest if name != "pipeline" or codec != "lossless"] for name in CLASSES}
     return words or tuple(f"{name}={'/'.join(codecs)}" for name, codecs in allowed.items() if codecs)

@@ -26,7 +26,8 @@ Without sparse sums that is the momentum of SGD, so the optimizer itself then ha
 gradient compression".
 
 A plan says `net: P->B as top 0.01,warmup=100,momentum=0.9`: of n elements k = 1 % are sent. Its price is that of a step
-behind the warm-up. These are the 4 k (P-1)/P words of a step that needs no balance, and a part in RENEWED of a renewal.
+behind the warm-up. This has 4 k (P-1)/P words, those of a step that needs no balance, and one part in RENEWED of a
+renewal.
 """
 
 from dataclasses import dataclass

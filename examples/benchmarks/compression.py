@@ -5,9 +5,9 @@
             (the time line) and measured, in turns on shaped links. Before, the cluster is measured with all ranks
             running, for `seconds`. And the same allowance on unshaped loopback
     loss    steps=500   seeds=3   mine=dp=2,tp=2 (default: what the search finds)   stages=1   microbatches=1
-            layers=4   width=160
-            A byte-level GPT on Python's standard library, four ranks over loopback, by the plan for a cluster of slow
-            links: the mean loss of the last 50 steps
+            layers=4   width=160   ranks=4   batch=16   context=128   first=0 (the first seed)
+            A byte-level GPT on Python's standard library, its ranks over loopback, by the plan for a cluster of slow
+            links, with AdamW whose rate falls evenly from 1e-3 to 0: the mean loss of the last 50 steps
 
 Both take allow=gradients=int8;hybrid;sparse=0.01 (default: nothing, and all of ALLOWED): words of --compress, or the
 share of --sparse. A first allowance of nothing is what gains are over: allow=;sparse=0.01 clusters=4x1-20.
@@ -18,12 +18,13 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -46,12 +47,12 @@ from autoddl.schedule.timeline import predict_timeline
 
 DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
             "allow": "", "seconds": "60", "mine": "", "stages": "1", "microbatches": "1", "layers": "4",
-            "width": "160"}
+            "width": "160", "ranks": "4", "batch": "16", "context": "128", "first": "0"}
 ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8",
            "hybrid", "gradients=int4,weights=int4,activations=int4,pipeline=int4", "sparse=0.01", "sparse=0.05")
 SLOW = """name: slow links
-device: {name: slow, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, peak: {float32: 4 GFLOP/s}}
-levels: [{name: net, size: 4, bandwidth: 10 MB/s, latency: 100 us}]
+device: {{name: slow, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, peak: {{float32: 4 GFLOP/s}}}}
+levels: [{{name: net, size: {ranks}, bandwidth: 10 MB/s, latency: 100 us}}]
 """
 LAST = 50
 
@@ -94,59 +95,73 @@ def steps(models: str, clusters: str, rounds: int, seconds: float, allowed: Sequ
               f"{len(loopback.sparse_sums)} gradients", flush=True)
 
 
-def model(seed: int, layers: int, width: int) -> nn.Module:
-    torch.manual_seed(seed)
-    module = gpt(layers=layers, width=width, heads=4, context=128, batch=16)
-    for parameter in module.parameters():
-        if parameter.dim() > 1:
-            nn.init.normal_(parameter, std=0.02)
-    return module
+class Trained(NamedTuple):
+    """What is trained: the GPT, its batches, and for how many steps."""
+
+    steps: int
+    layers: int
+    width: int
+    batch: int
+    context: int
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        module = gpt(layers=self.layers, width=self.width, heads=4, context=self.context, batch=self.batch)
+        for parameter in module.parameters():
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=0.02)
+        return module
+
+    def batches(self, text: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return (batch(text, seed * self.steps + step, self.batch, self.context) for step in range(self.steps))
 
 
-def one_rank(folder: Path, count: int, seed: int, size: tuple[int, int]) -> None:
-    """What each process runs: `count` steps of AdamW; the first writes the losses."""
+def one_rank(folder: Path, seed: int, one: Trained) -> None:
+    """What each process runs: steps of AdamW whose rate falls to 0 evenly; the first writes the losses."""
     torch.set_num_threads(1)
-    parallel = parallelize(model(seed, *size), load_plan(folder / "plan.json"))
-    optimizer, text, losses = torch.optim.AdamW(parallel.parameters(), lr=1e-3), corpus(), list[float]()
-    for step in range(count):
-        losses.append(float(parallel.step(batch(text, seed * count + step))))
+    parallel = parallelize(one.model(seed), load_plan(folder / "plan.json"))
+    optimizer, losses = torch.optim.AdamW(parallel.parameters(), lr=1e-3), list[float]()
+    falls = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, one.steps)
+    for given in one.batches(corpus(), seed):
+        losses.append(float(parallel.step(given)))
         optimizer.step()
         optimizer.zero_grad()
+        falls.step()
     if os.environ["RANK"] == "0":
         (folder / "losses.json").write_text(json.dumps(losses))
     leave(0)
 
 
-def loss(count: int, seeds: int, allowed: Sequence[str], mine: str, stages: int, microbatches: int,
-         size: tuple[int, int]) -> None:
+def loss(one: Trained, ranks: int, seeds: range, allowed: Sequence[str], options: Options) -> None:
     for words in allowed:
         ends = []
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "slow.yaml").write_text(SLOW, encoding="utf-8")
-            module = model(0, *size)
-            options: Options = {"mine": mine or None, "stages": (stages,), "microbatches": (microbatches,),
-                                **allowance(words)}
-            plan = autoddl.plan(module, folder / "slow.yaml", batch(corpus(), 0), **options)
+            (folder / "slow.yaml").write_text(SLOW.format(ranks=ranks), encoding="utf-8")
+            module, chosen = one.model(0), Options(**options, **allowance(words))
+            plan = autoddl.plan(module, folder / "slow.yaml", next(one.batches(corpus(), 0)), **chosen)
             plan.save(folder / "plan.json")
-            for seed in range(seeds):
-                launch(4, [sys.executable, __file__, "rank", name, *map(str, (count, seed, *size))])
+            for seed in seeds:
+                launch(ranks, [sys.executable, __file__, "rank", name, *map(str, (seed, *one))])
                 ends.append(statistics.mean(json.loads((folder / "losses.json").read_text())[-LAST:]))
-        print(f"{sum(p.numel() for p in module.parameters()):,} weights, {count} steps  {words or 'nothing':28} mesh "
-              f"{plan.mesh}, a rank sends {sent(plan) / 1e6:6.2f} MB a step  loss "
+        print(f"{sum(p.numel() for p in module.parameters()):,} weights, {one.steps} steps  {words or 'nothing':28} "
+              f"mesh {plan.mesh}, a rank sends {sent(plan) / 1e6:6.2f} MB a step  seeds from {seeds[0]}: loss "
               f"{', '.join(f'{end:.4f}' for end in ends)}  mean {statistics.mean(ends):.4f}", flush=True)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["rank"]:
-        count, seed, *size = map(int, sys.argv[3:7])
-        one_rank(Path(sys.argv[2]), count, seed, (size[0], size[1]))
+        seed, *numbers = map(int, sys.argv[3:])
+        one_rank(Path(sys.argv[2]), seed, Trained(*numbers))
     options = DEFAULTS | dict(text.split("=", 1) for text in sys.argv[2:])
     allowed = options["allow"].split(";") if options["allow"] else ALLOWED
     if sys.argv[1:2] == ["steps"]:
         steps(options["models"], options["clusters"], int(options["rounds"]), float(options["seconds"]), allowed)
     elif sys.argv[1:2] == ["loss"]:
-        loss(int(options["steps"]), int(options["seeds"]), allowed, options["mine"], int(options["stages"]),
-             int(options["microbatches"]), (int(options["layers"]), int(options["width"])))
+        first = int(options["first"])
+        loss(Trained(*(int(options[name]) for name in Trained._fields)), int(options["ranks"]),
+             range(first, first + int(options["seeds"])), allowed,
+             {"mine": options["mine"] or None, "stages": (int(options["stages"]),),
+              "microbatches": (int(options["microbatches"]),)})
     else:
         sys.exit("name a part: steps or loss")

@@ -16,6 +16,7 @@ def test_bytes_are_those_of_values_and_scales() -> None:
     assert coded_bytes("bfloat16", 4, 4 * 4 * 1000, 4) == 4 * 2 * 1000
     assert coded_bytes("int4", 2, 4 * 3, 4) == 2 * (1 + 4)
     assert coded_bytes("int16", 2, 2 * 4 * 2000, 4) == 2 * (2 * 2000 + 2 * 4)
+    assert coded_bytes("zfp8", 2, 2 * 4 * 4001, 4) == 2 * 4004 and coded_bytes("zfp16", 2, 2 * 4 * 4001, 4) == 2 * 8008
     assert coded_bytes("lossless", 2, 2 * 4 * 4800, 4) == 2 * (3 * 4800 + 2400 + 5 + 100 * 5 + 4)
     assert coded_bytes("lossless", 2, 2 * 2 * 4800, 2) == 2 * (1 * 4800 + 2400 + 5 + 100 * 5 + 4)
 

@@ -53,7 +53,7 @@ def sparse_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _remedies(rule: SparseRule) -> list[str]:
-    """Says what a rule does for the loss."""
+    """Texts that say what a rule does for the loss."""
     found = []
     if rule.warmup:
         found.append(f"the first {rule.warmup} steps add up whole; the seconds above are those of later ones")
@@ -81,5 +81,5 @@ def _error(name: str) -> str:
         return f"{name}: a value is off by at most {codec.error:.2%} of itself, each time that it is sent"
     if codec.error == inf:
         return f"{name}: a value is off by at most 0.05% of itself, and infinite above 65504"
-    return (f"{name}: a value is off by at most {codec.error:.2g} of the largest in its block of {BLOCK:,}, each time "
-            "that it is sent")
+    return (f"{name}: a value is off by at most {codec.error:.2g} of the largest in its block of "
+            f"{BLOCK if codec.group == 1 else codec.group:,}, each time that it is sent")

@@ -4,7 +4,7 @@
     decode    back, in float32; of the lossless codec in the dtype of the values
 
 A row of blocks has all values first, then the scales of its blocks. Rows are coded one after the other, so that what
-they take besides is that of one row. Lossless rows are those of `lossless_rows`.
+they take besides is that of one row. Lossless rows are those of `lossless_rows`, blocks of four of `block_transform`.
 """
 
 from math import inf
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autoddl.core.codecs import BLOCK, CODECS
+from autoddl.runtime.collectives.block_transform import decode_blocks, encode_blocks
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents, pack, unpack
 
 __all__ = ["decode", "decode_sum", "encode", "error_share"]
@@ -31,6 +32,8 @@ def encode(name: str, rows: Tensor) -> Tensor:
     for row, into in zip(rows, found, strict=True):
         if codec.lossless and len(row):
             pack(row, into)
+        elif codec.group > 1:
+            into.copy_(encode_blocks(codec.bits, row))
         elif codec.scaled:
             _encode_blocks(codec.bits, row, into)
         elif not codec.lossless:
@@ -69,6 +72,8 @@ def _decode_row(name: str, data: Tensor, elements: int, dtype: torch.dtype, expo
         return torch.empty(0, device=data.device)
     if codec.lossless:
         return unpack(data, elements, dtype, exponents)
+    if codec.group > 1:
+        return decode_blocks(codec.bits, data, elements)
     if not codec.scaled:
         return data.view(getattr(torch, name)).float()
     blocks, size = _blocks(codec.bits, elements)
@@ -117,7 +122,7 @@ def error_share(name: str, rows: Tensor, data: Tensor) -> float:
         return 0.0 if torch.equal(found.view(torch.uint8), rows.contiguous().view(torch.uint8)) else inf
     x = torch.nn.functional.pad(rows.double(), (0, -elements % BLOCK)).view(len(rows), -1, BLOCK)
     largest = x.abs().amax(2, keepdim=True)
-    if codec.scaled:
+    if not codec.is_cast:
         allowed = (largest * codec.error + TINY).expand_as(x)
     else:
         dtype = torch.finfo(getattr(torch, name))
