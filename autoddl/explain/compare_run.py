@@ -25,7 +25,7 @@ from autoddl.explain.record_statistics import (
     later,
     misses,
     rows,
-    sparse_rows,
+    sparse_words,
     typical,
 )
 from autoddl.planner.question import question_of
@@ -123,7 +123,7 @@ def compare_run(plan: Plan, record: Record) -> Compared:
         Pair(line.hidden, typical(steps, lambda step: step.hidden)),
         late(steps), Pair(plan.predicted.update, typical(steps, lambda step: step.during("update"))),
         len({step.step for step in steps}),
-        len({step.rank for step in steps}), sparse_rows(record.steps, axis_sizes(plan)), lacking(record))
+        len({step.rank for step in steps}), sparse_words(record.steps, axis_sizes(plan)), lacking(record))
 
 
 def check_record(plan: Plan, record: Record) -> None:

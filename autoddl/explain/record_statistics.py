@@ -20,7 +20,7 @@ from autoddl.core.conversion import ring_bytes
 from autoddl.core.record import Event, Record, RecordedStep, hidden_seconds, own_seconds
 from autoddl.core.sparse import ENTRY_BYTES, SPARSE, word_limit
 
-__all__ = ["Miss", "Pair", "Row", "SparseRow", "late", "later", "misses", "rows", "sparse_rows", "typical"]
+__all__ = ["Miss", "Pair", "Row", "SparseRow", "late", "later", "misses", "rows", "sparse_words", "typical"]
 
 MISSES = 5
 
@@ -100,7 +100,7 @@ class SparseRow:
     """The number of steps."""
 
 
-def sparse_rows(steps: Sequence[RecordedStep], sizes: Mapping[str, int]) -> tuple[SparseRow, ...]:
+def sparse_words(steps: Sequence[RecordedStep], sizes: Mapping[str, int]) -> tuple[SparseRow, ...]:
     """A row for all axes over which gradients add up sparse; `sizes` are those of mesh axes by name."""
     every = sorted({event.axes for step in steps for event in step.events if event.kind == SPARSE})
     return tuple(_sparse_row(axes, prod(sizes[name] for name in axes.split("+")), steps) for axes in every)

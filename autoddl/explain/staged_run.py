@@ -19,7 +19,7 @@ from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.record import Record, RecordedStep
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.compare_run import axis_sizes, check_record, differences, graph_of_plan, lacking, planned_traffic
-from autoddl.explain.record_statistics import Pair, SparseRow, later, sparse_rows, typical
+from autoddl.explain.record_statistics import Pair, SparseRow, later, sparse_words, typical
 from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step
 from autoddl.schedule.stage_lanes import copies_of
 
@@ -154,7 +154,7 @@ def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
         tuple(_part(plan, part, steps) for part in parts),
         tuple(row for part in parts for row in _sent(plan, part, graph, steps)),
         differences(plan, graph, record), Pair(plan.predicted.seconds, median(longest.values())),
-        len(longest), len({step.rank for step in steps}), sparse_rows(record.steps, axis_sizes(plan)), lacking(record))
+        len(longest), len({step.rank for step in steps}), sparse_words(record.steps, axis_sizes(plan)), lacking(record))
 
 
 def _part(plan: Plan, part: int, steps: tuple[RecordedStep, ...]) -> PartRow:

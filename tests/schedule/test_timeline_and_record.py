@@ -42,7 +42,7 @@ from autoddl.core.record import (
 from autoddl.core.sparse import SPARSE
 from autoddl.cost_models.timelines.timeline import simulate
 from autoddl.explain.compare_run import foreseen
-from autoddl.explain.record_statistics import Pair, late, later, misses, sparse_rows, typical
+from autoddl.explain.record_statistics import Pair, late, later, misses, sparse_words, typical
 from autoddl.launch.record_writer import step_of
 from autoddl.planner.assemble import assemble_choice
 from autoddl.planner.bucket_size import SIZES, best_buckets
@@ -82,10 +82,10 @@ def test_words_of_sparse_sums_are_told_beside_the_planned_ones() -> None:
     words = {(0, 0): 9000, (0, 1): 9000, (1, 0): 160, (1, 1): 180, (2, 0): 220, (2, 1): 200}
     steps = [sparse(*at, sent) for at, sent in words.items()]
     assert parse_record(written(*[replace(s, rank=0) for s in steps]), "x").steps[2].events[0].words == 160
-    (row,) = sparse_rows(steps, {"net": 2})
+    (row,) = sparse_words(steps, {"net": 2})
     assert (row.planned, row.limit) == (4 * 100 / 2, 6 * 100 / 2) and row.recorded == 210 and row.most == 220
     assert (row.above, row.steps, row.count, row.axes) == (1, 3, 1, "net")
-    assert sparse_rows([STEP], {"net": 2}) == ()
+    assert sparse_words([STEP], {"net": 2}) == ()
 
 
 @pytest.mark.parametrize("events, own, exposed, hidden", [
