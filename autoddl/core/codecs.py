@@ -21,6 +21,8 @@ coded. So a value is coded twice, however many ranks there are (quantised gradie
     error of a decoded value    cast: 2^-8 or 2^-11 of it       block: s / 2 and 2^-22 of it        lossless: none
                                 zfp16, zfp8: 1/4095 or 1/15 of the largest of its 4 values, and 2^-22
 
+Optimizer state has no codec: every rank updates what it stores with its own part of the state, which no step sends.
+
 A block with a value that is not finite decodes to values that are not. A float16 cast of more than 65504 is infinite,
 and a bfloat16 cast of more than 3.39e38. `lossless` brings back every bit of any value.
 

@@ -109,8 +109,8 @@ def test_a_falsified_row_is_refused() -> None:
 def test_rows_of_a_sparse_plan_have_its_residuals() -> None:
     """A residual is as large as the piece of the gradient that is stored, and is there at every moment."""
     place, graph = parse_cluster(SLOW_LINKS, "slow"), add_hubs(capture(*zoo.gpt()).graph)
-    pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), place, "adamw", sparse="0.01")
-    network = network_of(pricing, variables(graph, pricing.mesh, sparse="0.01"))
+    pricing = Pricing(graph, Mesh.parse("machine=2,pair=2"), place, "adamw", sparse="0.01,momentum=0.9")
+    network = network_of(pricing, variables(graph, pricing.mesh, sparse="0.01,momentum=0.9"))
     kept = with_kept_tensors(network)
     for seed in range(3):
         choice = random_choice(network.problem(None), random.Random(seed))
