@@ -9,6 +9,9 @@ against the kind of most blocks. Both are measured by pricing a plan with one bl
 
 With two options the seconds miss the best by up to what one block costs; the one block c makes up for it. Options that
 others are better than in both are left out. The estimates only order what is priced as a plan afterwards.
+
+A block may be alike and stand in another place, like the last one, before the head. Taking its option back then costs
+something else than giving it to another block saves. Such blocks keep what they have, and the others mix fewer kinds.
 """
 
 from bisect import bisect_right
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations, product
 from math import inf, prod
 
-__all__ = ["Measure", "mixtures"]
+__all__ = ["MANY_KINDS", "Measure", "mixtures"]
 
 Measure = Callable[[tuple[int, ...]], tuple[float, float]]
 """(seconds, peak) of the plan of a choice."""
@@ -34,6 +37,12 @@ MOST_OPTIONS = 4096
 ROOM = 2e-3
 """Part of the budget by which an estimated peak may be above it."""
 
+MANY_KINDS = 3
+"""Kinds of alike blocks at most, with those of other places."""
+
+MOST_PAIRS = 48
+"""Options of which all pairs are weighed; of more, those that no mixture of others is as good as."""
+
 
 def mixtures(kinds: Sequence[Sequence[Block]], choice: tuple[int, ...], measure: Measure, limit: float, budget: float
              ) -> Iterator[tuple[int, ...]]:
@@ -42,26 +51,43 @@ def mixtures(kinds: Sequence[Sequence[Block]], choice: tuple[int, ...], measure:
     `kinds` has, by kind, for each block the positions in the choice of what it decides. Only mixtures are yielded whose
     estimates are within `limit` seconds and near `budget` bytes.
     """
-    named = {tuple(choice[p] for p in blocks[0]): len(blocks) for blocks in kinds}
-    values = [sorted({option[k] for option in named}) for k in range(len(kinds[0][0]))]
+    base, (seconds, peak) = max(kinds, key=len), measure(choice)
+    block = base[len(base) // 2]
+
+    def changed(new: tuple[int, ...]) -> Pair:
+        return _change(measure(new), (seconds, peak))
+
+    mixed = [kind for kind in kinds if kind is base or not _stands_apart(kind, block, choice, changed, limit)]
+    named = {tuple(choice[p] for p in blocks[0]): len(blocks) for blocks in mixed}
+    values = [sorted({option[k] for option in named}) for k in range(len(block))]
     differ = [k for k, found in enumerate(values) if len(found) > 1]
     if len(differ) > MOST_PLACES:
         return
-    base = max(kinds, key=len)
-    seconds, peak = measure(choice)
-    options = _options(base[len(base) // 2], named, values, differ, choice, lambda new: _change(
-        measure(new), (seconds, peak)))
+    options = _options(block, named, values, differ, choice, changed)
     seconds -= sum(count * options[option][0] for option, count in named.items())
     peak -= sum(count * options[option][1] for option, count in named.items())
-    blocks = sorted(block for one in kinds for block in one)
+    blocks = sorted(one for kind in mixed for one in kind)
     found = [(row, seconds + t, peak + m) for row, t, m in _rows(_front(options), len(blocks), budget - peak)]
-    good = [one for one in found if one[1] <= limit * (1 + ROOM / 10) and one[2] <= budget * (1 + ROOM)]
+    good = [one for one in found if one[1] <= limit * (1 + ROOM / 10) and one[2] <= budget * (1 + ROOM)
+            and len(set(one[0])) <= max(1, MANY_KINDS - len(kinds) + len(mixed))]
     for row, _, _ in sorted(good, key=lambda one: (len(set(one[0])), one[2] > budget, one[1])):
         new = list(choice)
         for block, option in zip(blocks, row, strict=True):
             for position, value in zip(block, option, strict=True):
                 new[position] = value
         yield tuple(new)
+
+
+def _stands_apart(kind: Sequence[Block], block: Block, choice: tuple[int, ...], changed: Measure, limit: float) -> bool:
+    """Whether giving the blocks of a kind what `block` has costs else than the other way round saves."""
+    forth, back = list(choice), list(choice)
+    for one in kind:
+        for to, at in zip(one, block, strict=True):
+            forth[to] = choice[at]
+    for to, at in zip(block, kind[0], strict=True):
+        back[to] = choice[at]
+    total = changed(tuple(forth))[0] + len(kind) * changed(tuple(back))[0]
+    return not abs(total) <= ROOM / 4 * limit
 
 
 def _options(block: Block, named: Mapping[Option, int], values: Sequence[Sequence[int]], differ: Sequence[int],
@@ -119,11 +145,13 @@ def _rows(front: Sequence[tuple[Option, float, float]], count: int, room: float
           ) -> Iterator[tuple[tuple[Option, ...], float, float]]:
     """Yields (option by block, seconds, bytes) of mixtures of `count` blocks that take about `room` bytes or less."""
     hull, bytes_of = _hull(front), [m for _, _, m in front]
+    pairs = front if len(front) <= MOST_PAIRS else hull
     for option, t, m in front:
         yield (option,) * count, count * t, count * m
-    for (a, t, m), (b, u, w) in combinations(hull, 2):
+    for (a, t, m), (b, u, w) in combinations(pairs, 2):
         for i in range(1, count):
             yield (*(a,) * i, *(b,) * (count - i)), i * t + (count - i) * u, i * m + (count - i) * w
+    for (a, t, m), (b, u, w) in combinations(hull, 2):
         for i in range(count):
             left = room - i * m - (count - i - 1) * w
             at = bisect_right(bytes_of, left) - 1

@@ -24,7 +24,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.recompute import blocks_of
 from autoddl.planner.candidates import Solved, Space, picked, space_of
 from autoddl.planner.mesh_search import Found
-from autoddl.planner.mixtures import Measure, mixtures
+from autoddl.planner.mixtures import MANY_KINDS, Measure, mixtures
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import predict_memory
 
@@ -46,9 +46,6 @@ class _Kind:
 
     blocks: tuple[tuple[int, ...], ...]
 
-
-MANY_KINDS = 3
-"""Kinds of alike blocks above which mixtures of fewer are looked for."""
 
 MOST_MIXTURES = 6
 """Mixtures of a group of alike blocks that are priced, the simplest and fastest first."""

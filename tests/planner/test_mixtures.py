@@ -51,6 +51,26 @@ def test_three_kinds_are_nearly_as_fast_as_many(seed: int) -> None:
     assert measure(found)[0] >= measure(best)[0] - 1e-9
 
 
+def test_a_block_that_stands_apart_keeps_what_it_has_and_counts_as_a_kind() -> None:
+    """Any other option would cost the last block seconds that the same change saves nobody else."""
+    count, last = 6, (0, 1, 0, 1)
+
+    def measure(choice: tuple[int, ...]) -> tuple[float, float]:
+        light = [sum(choice[k:-PLACES:PLACES]) for k in range(PLACES)]
+        return (1000.0 + sum(light) + 10.0 * (choice[-PLACES:] != last), sum(count - 1 - one for one in light))
+
+    many = tuple(int(k <= block) for block in range(count - 1) for k in range(PLACES))
+    groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+    for block in range(count):
+        positions = tuple(range(block * PLACES, (block + 1) * PLACES))
+        groups.setdefault(tuple((*many, *last)[p] for p in positions), []).append(positions)
+    seconds, peak = measure((*many, *last))
+    found = next(one for one in mixtures([*groups.values()], (*many, *last), measure, seconds, peak)
+                 if measure(one)[1] <= peak and measure(one)[0] <= seconds)
+    chosen = {found[block * PLACES:(block + 1) * PLACES] for block in range(count)}
+    assert found[-PLACES:] == last and len(groups) == 5 and len(chosen) <= 3
+
+
 def test_a_plan_whose_memory_binds_has_at_most_three_kinds_of_blocks() -> None:
     model = tiny(layers=8, width=64, batch=16, dropout=0.0)
     free = autoddl.plan(model, LAPTOP, mesh="machine-pair=4", workers=1)
