@@ -103,8 +103,8 @@ def in_network_tree(call: CollectiveCall) -> float:
 def stages(call: CollectiveCall) -> float:
     """An all-to-all in every level in turn: w_i - 1 messages of N/w_i each, instead of one to every other member.
 
-    Inside, a rank collects what its neighbours send to those who stand where it stands in other units (Jia et al. 2018;
-    Nie et al. 2022, "HetuMoE"). Far fewer messages cross the outer levels, as many bytes as before."""
+    Inside, a rank collects what its neighbours send to those who stand where it stands in other units. Sources: Jia et
+    al. 2018; Nie et al. 2022, "HetuMoE". Far fewer messages cross the outer levels, as many bytes as before."""
     if call.kind != "all-to-all" or len(call.crossings) < 2:
         return inf
     return sum((c.ways - 1) * call.latency(c) * hops(c.level, c.ways, c.step)

@@ -129,8 +129,10 @@ def _all_to_all(n: int, rank: int, pieces: int) -> MessageProgram:
 
 
 def leaving_fraction(kind: str, ways: tuple[int, ...], rank: int, outside: frozenset[int]) -> float:
-    """The fraction of the full buffer that `rank` sends to the members `outside`; of an all-to-all in several levels it
-    sends 1/w_j to each of the others of level j."""
+    """The fraction of the full buffer that `rank` sends to the members `outside`.
+
+    Of an all-to-all in several levels it sends 1/w_j to each of the others of level j.
+    """
     if kind == "all-to-all" and len(ways) > 1:
         return sum(1 / w for level, w in enumerate(ways) for other in stage_peers(ways, rank, level)
                    if other != rank and other in outside)

@@ -11,6 +11,7 @@ Each is planned on 2 x 2 and 8 x 8 devices of `h100-8x8.yaml`, mesh given, and p
 `autoddl.plan`, capture included, and the gap. Libraries that are not installed are named.
 """
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -91,7 +92,7 @@ class Unet3d(nn.Module):
                              nn.Conv3d(after, after, 3, padding=1), nn.BatchNorm3d(after), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = []
+        kept = list[Tensor]()
         for block in self.down:
             kept.append(block(x if not kept else nn.functional.max_pool3d(kept[-1], 2)))
         x = kept.pop()
@@ -109,7 +110,7 @@ def _vision(name: str) -> nn.Module:
 
 
 def _coat() -> nn.Module:
-    import timm
+    timm = importlib.import_module("timm")
     return Squares(timm.create_model("coat_tiny"), torch.randn(64, 3, 224, 224))
 
 

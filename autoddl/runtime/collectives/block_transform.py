@@ -1,6 +1,6 @@
 """Codes rows of values at a fixed rate, in blocks of four, as `core.codecs` says of `zfp8` and `zfp16`.
 
-A block is one whole number of 4 R bits, from its lowest bit: 8 of the exponent e, one of the mode, then four numbers.
+A block is one whole number of 4 R bits. From the lowest they are 8 of the exponent e, one of the mode, four numbers.
 
     e        least with |x| < 2^e for its four values, at least -126; written as e + 126, and 255 where one of these is
              not finite: then it decodes to four NaN
@@ -10,8 +10,8 @@ A block is one whole number of 4 R bits, from its lowest bit: 8 of the exponent 
 
 Lifting takes sums and differences of four numbers, by additions and halvings alone, so a smooth row has small c_1 to
 c_3. The encoder takes the mode whose largest error in the block is less. Every block takes the same bytes, and equal
-values give equal bytes on any machine. Source of lifting and of blocks with a common exponent: Lindstrom 2014,
-"Fixed-rate compressed floating-point arrays" (whose bit planes are of varying width; ours have one).
+values give equal bytes on any machine. Lifting and blocks with a common exponent are those of Lindstrom 2014,
+"Fixed-rate compressed floating-point arrays". Its bit planes are of varying width; ours have one.
 """
 
 import torch
