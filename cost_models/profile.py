@@ -191,11 +191,11 @@ def _device(profile: Profile, device: Device) -> Device:
     """The device whose efficiencies are those of the profile."""
     found = {}
     for name, value in _efficiencies(device).items():
-        reached = value / profile[_CONSTANT_OF.get(name, "memory")]
-        if reached > ABOVE:
+        reached, most = value / profile[_CONSTANT_OF.get(name, "memory")], max(1.0, value)  # a window of keys: above 1
+        if reached > most * ABOVE:
             raise InputError(f"by the profile, {name} of {device.name} is {reached:.2f} of its peak, and no kernel is "
                              "above that: calibrate with runs of this device")
-        found[name] = min(1.0, reached)
+        found[name] = min(most, reached)
     return replace(device, launch=device.launch * profile["launch"], efficiency=found.pop("efficiency"),
                    memory_efficiency=found.pop("memory_efficiency"),
                    elementwise_efficiency=found.pop(ELEMENTWISE, None), kernels=tuple(sorted(found.items())))

@@ -17,7 +17,7 @@ from statistics import fmean
 
 from autoddl.validation.runs import Run
 
-__all__ = ["PricedRun", "Score", "score_sources", "step_flops"]
+__all__ = ["PricedRun", "Score", "groups", "score_sources", "step_flops"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +79,11 @@ def _score(rows: Sequence[PricedRun]) -> Score:
     for row in rows:
         if row.reason:
             reasons[row.reason] = reasons.get(row.reason, 0) + 1
-    groups = [group for group in _groups(priced) if len(group) > 1]
-    ranked = [value for value in map(_correlation, groups) if value is not None]
+    varied = [group for group in groups(priced) if len(group) > 1]
+    ranked = [value for value in map(_correlation, varied) if value is not None]
     return Score(len(rows), len(priced), _mean([abs(e) for e in errors]), max(map(abs, errors), default=None),
                  _mean(errors), _constant([row.run for row in priced]), _mean(ranked),
-                 _mean([_regret(group) for group in groups]), _mean(memory),
+                 _mean([_regret(group) for group in varied]), _mean(memory),
                  reasons)
 
 
@@ -110,12 +110,13 @@ def _constant(runs: Sequence[Run]) -> float | None:
     return fmean(abs(rate / ((total - rate) / (len(rates) - 1)) - 1) for rate in rates)
 
 
-def _groups(rows: Sequence[PricedRun]) -> list[list[PricedRun]]:
-    groups: dict[object, list[PricedRun]] = {}
+def groups(rows: Sequence[PricedRun]) -> list[list[PricedRun]]:
+    """Runs of one model on as many devices; those that are described alike are one."""
+    found: dict[object, list[PricedRun]] = {}
     for row in rows:
         run = row.run
-        groups.setdefault((run.model, run.gpus, run.device), []).append(row)
-    return [_merge(group) for group in groups.values()]
+        found.setdefault((run.model, run.gpus, run.device), []).append(row)
+    return [_merge(group) for group in found.values()]
 
 
 def _merge(group: Sequence[PricedRun]) -> list[PricedRun]:

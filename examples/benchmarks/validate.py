@@ -30,7 +30,7 @@ from autoddl.validation.clusters import cluster_of
 from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import read_runs
-from autoddl.validation.scores import PricedRun, score_sources
+from autoddl.validation.scores import PricedRun, groups, score_sources
 from autoddl.validation.validate import settled
 
 STEP = 0.05
@@ -112,14 +112,12 @@ def left_out(rows: Sequence[Priced]) -> tuple[list[PricedRun], dict[str, dict[st
 
 
 def kendall(rows: Sequence[PricedRun]) -> float | None:
-    """Kendall's tau of seconds a token, over pairs of one model on as many devices; None without such."""
+    """Kendall's tau of seconds a token, over pairs of configurations of one model on as many devices; None without."""
     def slower(a: PricedRun, b: PricedRun, predicted: bool) -> float:
         first, second = ((one.seconds or 0.0) if predicted else one.run.seconds for one in (a, b))
         return first / (a.run.batch * a.run.seq) - second / (b.run.batch * b.run.seq)
 
-    pairs = [(slower(a, b, True), slower(a, b, False)) for a, b in combinations(rows, 2) if (
-        a.run.model, a.run.gpus, a.run.device, a.run.precision) == (
-        b.run.model, b.run.gpus, b.run.device, b.run.precision)]
+    pairs = [(slower(a, b, True), slower(a, b, False)) for group in groups(rows) for a, b in combinations(group, 2)]
     told = [1 if x * y > 0 else -1 for x, y in pairs if x and y]
     return fmean(told) if told else None
 

@@ -10,7 +10,7 @@ from autoddl.cost_models import Group, collective, elementwise_seconds, kernel_s
 from autoddl.cost_models.curves import Kernel
 from autoddl.cost_models.machine import Cluster
 from autoddl.cost_models.profile import CONSTANTS, SHIPPED, Profile, least_factors, load_profile, parse_profile
-from autoddl.cost_models.software import software_named
+from autoddl.cost_models.software import SOFTWARE, run_by, software_named
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
 MATMUL = Kernel("matmul", (1, 8192, 8192, 8192), 2.0 * 8192**3, 6.0 * 8192**2, "bfloat16")
@@ -116,3 +116,13 @@ def test_a_wrong_profile_is_one_line(text: str, said: str) -> None:
 def test_a_profile_that_is_not_there_says_how_to_write_one(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the profile .*autoddl calibrate"):
         load_profile(tmp_path / "none.yaml")
+
+
+def test_attention_of_few_keys_may_be_above_the_peak_by_itself_but_not_by_the_profile() -> None:
+    """A window makes attention shorter, which an efficiency above 1 says (`run_by`)."""
+    plain = load_cluster(Path(__file__).parents[2] / "examples" / "clusters" / "h100-8x8.yaml")
+    windowed = run_by(plain, SOFTWARE["modern"], 0.5)
+    before = windowed.device.efficiency_of("attention")
+    assert before > 1 and SHIPPED.times("matmul", 1.1).on(windowed).device.efficiency_of("attention") == before
+    with pytest.raises(InputError, match=r"attention of H100-80GB is .* of its peak"):
+        SHIPPED.times("attention", 0.5).on(windowed)
