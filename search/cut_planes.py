@@ -1,7 +1,7 @@
 """Linear bounds of the cuts of a chain into pipeline stages: paths, their mixtures, and the options that they rule out.
 
-The goal is the best cut's seconds * (1 - tolerance). A mixture of paths rules out an option with which it is nowhere
-below the goal. The best weights for a set of cuts are a linear program:
+The goal is the best cut's seconds * (1 - tolerance), or the ceiling if that is less. A mixture of paths rules out an
+option with which it is nowhere below the goal. The best weights for a set of cuts are a linear program:
 
     maximise z  subject to  z <= sum over paths of weight * path(cut)  for each cut,  weights >= 0, their sum 1
 """
@@ -50,6 +50,7 @@ class CutPlanes:
         trace        finds a critical path of a cut
         exact        finds the exact seconds of a cut, if those of `trace` are not
         tolerance    relative gap that need not be closed
+        ceiling      seconds that a bound need not exceed, whatever the best cut
         paths        the paths and blends, also as they are priced
         trails       for each its tasks, the numbers and weights of its parts, or what it is with a price
         known        by its counts, the number of each
@@ -64,6 +65,7 @@ class CutPlanes:
     trace: Trace
     exact: Evaluate | None
     tolerance: float
+    ceiling: float = np.inf
     paths: list[PathBound] = field(default_factory=list)
     trails: list[Trail] = field(default_factory=list)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -87,7 +89,7 @@ class CutPlanes:
     @property
     def goal(self) -> float:
         """Seconds that a bound need not exceed."""
-        return self.seen[self.best] * (1 - self.tolerance)
+        return min(self.seen[self.best] * (1 - self.tolerance), self.ceiling)
 
     @property
     def all(self) -> tuple[Array, Array]:

@@ -59,7 +59,7 @@ FINEST = 1e-11
 
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
                     *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
-                    blends: Sequence[Blend] = ()) -> CutSolution:
+                    blends: Sequence[Blend] = (), ceiling: float = math.inf) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
@@ -70,10 +70,11 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         effort       most boxes that are looked into
         starts       cuts to evaluate first
         blends       mixtures of paths that count as one, where something is known of seconds weighted so
+        ceiling      seconds of something better than these cuts: the search stops once its bound reaches them
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
-    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST))
+    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST), ceiling)
     search.add_all([*paths, *(path for blend in blends for path, _ in blend)])
     for blend in blends:
         search.add_blend(blend)

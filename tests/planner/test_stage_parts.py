@@ -75,6 +75,11 @@ def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: 
     assert known[0] > 0.0 and all(a == b for a, b in pairwise(known))
 
 
+def test_schedules_with_more_stages_on_a_rank_know_what_was_searched(peaks: tuple[float, float]) -> None:
+    parts = _parts(2 * peaks[1])
+    assert parts.bound(0, 2, Flight(3)) and not parts.scheduled(4, True, (0, 1, 1, 0)).bound(0, 2, Flight(3))
+
+
 def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
     def searched(task: PlanTask, *args: object) -> object:
         if task.counts not in (None, Counts(4, 4, 0.0, 0.0, 0.0)):

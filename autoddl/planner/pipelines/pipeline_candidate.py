@@ -238,7 +238,7 @@ class CutSearch:
         try:
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely_problem(problem)),
                                      effort=EFFORT if self.rounds else FIRST_EFFORT,
-                                     tolerance=tolerance, blends=self.blends)
+                                     tolerance=tolerance, blends=self.blends, ceiling=self.best)
         except InputError:
             return None
         self.paths = answer.paths
