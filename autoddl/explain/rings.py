@@ -1,14 +1,33 @@
-"""Says in words over which mesh axes keys and values of attention go round a ring, and what splits it besides."""
+"""Says in words over which mesh axes keys and values of attention go round a ring, and places of images are split."""
 
 from collections import Counter
 
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Decision, Plan
 from autoddl.operators.ring import ATTENTION
+from autoddl.operators.windows import WINDOWED
 
-__all__ = ["ring_text"]
+__all__ = ["places_text", "ring_text"]
 
 _OTHERS = {Split(0): "the batch", Split(1): "heads"}
+
+
+_PLACES = {"1d": ("length",), "2d": ("height", "width"), "3d": ("depth", "height", "width")}
+"""Names of the dims behind batch and channels, by what an operator's name ends with."""
+
+
+def places_text(plan: Plan) -> str:
+    """Says which places of images convolutions split; empty where they split none."""
+    found = Counter(split for one in plan.decisions if one.target in WINDOWED and "conv" in one.target
+                    and (split := _split_places(plan, one)))
+    return "; ".join(f"{split} in {count} convolution{'s' * (count > 1)}" for split, count in found.items())
+
+
+def _split_places(plan: Plan, one: Decision) -> str:
+    names = _PLACES.get(one.target.split(".")[1][-2:], ())
+    axes = [(name, [axis.name for axis, state in zip(plan.mesh.axes, one.inputs[0], strict=True)
+                    if state == Split(2 + dim)]) for dim, name in enumerate(names)]
+    return " and ".join(f"{name} over {'+'.join(over)}" for name, over in axes if over)
 
 
 def ring_text(plan: Plan) -> str:

@@ -15,6 +15,7 @@ from autoddl.core.graph import Op
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
+from autoddl.explain.rings import places_text
 from autoddl.operators.windows import HALO, WINDOWED
 from autoddl.planner.question import rebuild
 from autoddl.pricing.space import variables
@@ -41,6 +42,8 @@ def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pin
                                                                              sizes: dict[str, int]) -> None:
     plan, made, halos = planned(zoo.__file__, "segmenter", pins, **sizes)
     assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+    said = "height over machine+pair" if pins is ROWS else "height over machine and width over pair"
+    assert places_text(plan).startswith(f"{said} in ")
     checked = verified(plan, made)
     assert halos >= 8 and checked.passed and checked.collective_mismatches == 0, checked
 

@@ -26,7 +26,7 @@ from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput
-from autoddl.explain.rings import ring_text
+from autoddl.explain.rings import places_text, ring_text
 from autoddl.explain.utilisation import model_flops_utilisation
 
 if TYPE_CHECKING:
@@ -200,6 +200,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row(*row)
     if ring := ring_text(plan):
         table.add_row("attention", ring)
+    if places := places_text(plan):
+        table.add_row("images", f"split by {places}; neighbours send each other the borders")
     if precision := _precision(plan):
         table.add_row("precision", precision)
     for row in (*recomputed_rows(plan), *compressed_rows(plan), *sparse_rows(plan)):
