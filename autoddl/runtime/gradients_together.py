@@ -3,7 +3,8 @@
 *Sums.* Parameters that several stages of a pipeline have are tied embeddings, as a rule. Every stage has a copy of its
 own, stored in its own layout, and backward yields each copy the gradient of its stage. The stages send each other these
 gradients, and each adds all of them up in the order of the stages. So all copies get the same bits, and optimizers keep
-them equal. Stages on the same ranks have one copy, to which the backward of each adds.
+them equal. Stages on the same ranks have one copy, to which the backward of each adds. With several pipes every stage
+has copies. Where messages have tags, a gradient is sent behind the last backward that adds to it, while others run.
 
 *Norm.* Each element counts once:
 
@@ -13,7 +14,7 @@ Of ranks that hold the same piece, the first counts it: the one at coordinate 0 
 parameter. Squares are summed in float64, and by one all-reduce of one number, so all ranks get the same bits.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import torch
 import torch.distributed as dist
@@ -38,27 +39,42 @@ class SharedGradients:
         self._lanes = [one for one in lanes if one.source.has(self._rank) or one.target.has(self._rank)]
         self._own = {one.name: one.target for one in lanes if one.target.has(self._rank)}
         self._stored = {name: runners[end.stage].stored[name] for name, end in self._own.items()}
+        self._readers = {name: {s for s, one in runners.items() if name in one.stored} for name in self._own}
         self._before: dict[str, Tensor | None] = {}
+        self._left: dict[str, set[int]] = {}
+        self._arrivals: dict[str, dict[tuple[int, int], Arrival]] = {}
 
     def begin(self) -> None:
         """Called before a step: puts the gradients of earlier steps aside, which are sums already."""
         for name, one in self._stored.items():
             self._before[name] = one.parameter.grad
             one.parameter.grad = None
+        self._left, self._arrivals = {name: set(stages) for name, stages in self._readers.items()}, {}
+
+    def ended(self, stage: int) -> None:
+        """Called after the last backward of a stage: what no other stage of this rank adds to goes out, if tagged."""
+        for left in self._left.values():
+            left.discard(stage)
+        if self._transport.is_tagged:
+            self._exchange({name for name, left in self._left.items() if not left} - self._arrivals.keys())
+
+    def _exchange(self, names: Set[str]) -> None:
+        """Sends the gradients of these parameters, and posts the receives."""
+        self._arrivals |= {name: {} for name in names}
+        for lane in (one for one in self._lanes if one.name in names):  # in one order for both ends
+            if lane.source.has(self._rank):
+                self._transport.send(lane, 0, _piece(self._stored[lane.name]))
+            else:
+                self._arrivals[lane.name][lane.source.stage, lane.source.first] = self._transport.receive(lane, 0)
 
     @torch.no_grad()
     def finish(self) -> None:
         """Called after the last backward of this rank: .grad becomes the sum over the stages, and what was before."""
-        arrivals: dict[str, dict[tuple[int, int], Arrival]] = {name: {} for name in self._stored}
-        for lane in self._lanes:  # in one order for both ends
-            if lane.source.has(self._rank):
-                self._transport.send(lane, 0, _piece(self._stored[lane.name]))
-            else:
-                arrivals[lane.name][lane.source.stage, lane.source.first] = self._transport.receive(lane, 0)
+        self._exchange(self._stored.keys() - self._arrivals.keys())
         for name, stored in self._stored.items():
             own = self._own[name]
             pieces = {(own.stage, own.first): _piece(stored)} | {
-                end: arrival.wait() for end, arrival in arrivals[name].items()}
+                end: arrival.wait() for end, arrival in self._arrivals[name].items()}
             first, *others = (pieces[end] for end in sorted(pieces))
             total = first.clone()
             for piece in others:

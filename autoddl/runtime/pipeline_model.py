@@ -74,6 +74,10 @@ class _Stage:
         self.forwards = self.backwards = self.weights = 0
         self.received: dict[int, dict[Lane, Tensor]] = {}
 
+    def has_ended(self, parts: int) -> bool:
+        """Whether the last backward of so many microbatches has run."""
+        return (self.weights if self.runner.splits else self.backwards) == parts
+
 
 class PipelineModel(ParallelModel):
     """One rank of a model whose plan has stages."""
@@ -225,6 +229,8 @@ class PipelineModel(ParallelModel):
                 loss = self._backward(self._stages[s], part, every.done.get(one.action, ()))
                 if self._stages[s].runner.splits and (s, part) not in self._apart:
                     self._backward_of_weights(self._stages[s], part)
+            if self._stages[s].has_ended(self._each) and not one.way:
+                self._shared.ended(s)
             if loss is not None:
                 losses[part] = loss
         return losses

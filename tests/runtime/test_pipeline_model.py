@@ -155,11 +155,17 @@ CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "int
 BOTH_WAYS = [(name, 4, "chimera:1", "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping", "t5")
              for m in (2, 4, 8)] + [(name, 2, "chimera:1", "all=2", m) for name in ("gpt2", "llama", "mixture", "bert")
                                     for m in (2, 4)]
+SKIPPING = [*(("unet", 2, schedule, mesh, 4) for schedule, mesh in (
+                ("gpipe", "one=1"), ("1f1b", "all=2"), ("zb-h1", "one=1"), ("zb-h2", "all=2"), ("chimera:1", "one=1"))),
+            *(("unet", 4, schedule, "one=1", m) for schedule, m in (
+                ("gpipe", 3), ("1f1b", 1), ("1f1b", 8), ("interleaved:2", 4), ("zb-h1", 4), ("zb-h2", 8), ("zb-v", 4),
+                ("dualpipe-v", 4), ("chimera:1", 4), ("chimera:1", 8)))]
+"""A U-Net: what its way down hands to its way up is sent straight to the stage that reads it."""
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS + SKIPPING)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 

@@ -270,11 +270,11 @@ EXAMPLES: dict[str, dict[str, int]] = {
 """Files of `examples/` with a factory of the same name, and the sizes that make it small."""
 
 
-def example(name: str, dtype: torch.dtype = torch.float32) -> Made:
-    """A model of `examples/`, small, with its batch."""
+def example(name: str, dtype: torch.dtype = torch.float32, B: int = 0) -> Made:
+    """A model of `examples/`, small, with its batch, of B rows if there is a B."""
     torch.manual_seed(0)
     path = Path(__file__).parent.parent.parent / "examples" / f"{name}.py"
-    module = Factory.parse(f"{path}:{name}", EXAMPLES[name]).build()[0].to(dtype)
+    module = Factory.parse(f"{path}:{name}", EXAMPLES[name] | ({"batch": B} if B else {})).build()[0].to(dtype)
     batch = tuple(one.to(dtype) if one.is_floating_point() else one for one in sample_for(module).args)
     return module, Sample(batch)
 
