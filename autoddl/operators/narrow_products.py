@@ -12,8 +12,8 @@
 Ranks that share a product cast each its part, and then gather it (TransformerEngine with sequence parallelism). What
 they gather is transposed alone: 1 byte read, 1 written.
 
-A scale of the values themselves (`current`) is read from all of them first, 2 bytes a value more. What a norm writes
-is wide then. With `delayed` scaling it is that of earlier steps.
+A scale of the values themselves (`current`) is read from all of them first, which takes 2 bytes a value more. What a
+norm writes is then wide. With `delayed` scaling it is that of earlier steps.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ SCALED = 2
 
 
 class Cast(NamedTuple):
-    """Tells what a narrow product casts."""
+    """Values that a narrow product casts."""
 
     places: tuple[int, ...]
     """Places of its inputs that are no weights."""

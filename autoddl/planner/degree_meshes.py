@@ -8,7 +8,7 @@ The axes are, outermost first, and with the roles of `strategies`:
     cp       context data ...
     tp       split tensor; whole tensor without sp
 
-Where ep is more than it can be of dp, experts lie apart over cp and tp too. Megatron-Core has them so without tensor
+Where ep does not divide dp, experts lie apart over cp and tp too. Megatron-Core has them so without tensor
 parallelism inside experts. These axes are `expert context data ...` and `expert split tensor`.
 
 An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:

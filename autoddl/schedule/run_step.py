@@ -32,7 +32,7 @@ __all__ = ["RunParts", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
-PIECES = ("all-gather", "reduce-scatter", "all-to-all", "exchange")
+PIECES = ("all-gather", "reduce-scatter", "all-to-all")
 """Collectives that can be sent in pieces beside the product that makes or reads them."""
 
 
@@ -55,7 +55,7 @@ def run_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) 
 
 
 def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> RunParts:
-    """Gives what the seconds of `run_seconds` are made of, each of which grows by as much with every layer."""
+    """Parts of the seconds of `run_seconds`, each of which grows by as much with every layer."""
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
     return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),

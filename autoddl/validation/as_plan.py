@@ -127,7 +127,7 @@ class Chosen:
 
 @lru_cache(maxsize=4_000)
 def _flat_parts(asked: RunPlan, graph: Graph, at: RunPlan | None) -> RunParts:
-    """Gives what a step without stages takes."""
+    """Seconds of device, host and update of a step without stages."""
     chosen, place = flat_plan(asked, graph), at or asked
     return run_parts(chosen.on(None if at is None else at.cluster), chosen.graph, place.cluster, place.software)
 
