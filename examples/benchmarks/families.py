@@ -41,6 +41,8 @@ from autoddl.launch.verify import verify
 
 LIMIT = 60
 """Processor seconds of a family."""
+BUILT = 15
+"""Processor seconds in which an instance is built, or it is no small one."""
 WAIT = 240.0
 """Seconds for its four ranks."""
 
@@ -56,7 +58,7 @@ Line = dict[str, Any]
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError(f"more than {LIMIT} processor seconds")
+    raise TimeoutError("its processor seconds are used up")
 
 
 def tried(library: str, family: str, model: str, verifies: bool) -> Line:
@@ -64,13 +66,15 @@ def tried(library: str, family: str, model: str, verifies: bool) -> Line:
     warnings.simplefilter("ignore")
     line: Line = {"library": library, "family": family, "model": model}
     signal.signal(signal.SIGPROF, _interrupted)
+    signal.setitimer(signal.ITIMER_PROF, BUILT)
     try:
         module = built(library, model)
     except Exception as error:  # whatever a library raises
         return {**line, "result": "not built", "cause": _one_line(error)}
-    start = time.process_time()
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    start, plan = time.process_time(), None
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
-    plan = None
     try:
         plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"), workers=1)
         line |= _planned(plan)

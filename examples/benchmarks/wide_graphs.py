@@ -92,7 +92,7 @@ class Unet3d(nn.Module):
                              nn.Conv3d(after, after, 3, padding=1), nn.BatchNorm3d(after), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = list[Tensor]()
+        kept: list[Tensor] = []
         for block in self.down:
             kept.append(block(x if not kept else nn.functional.max_pool3d(kept[-1], 2)))
         x = kept.pop()
@@ -110,8 +110,8 @@ def _vision(name: str) -> nn.Module:
 
 
 def _coat() -> nn.Module:
-    timm = importlib.import_module("timm")
-    return Squares(timm.create_model("coat_tiny"), torch.randn(64, 3, 224, 224))
+    declared_torchvision()
+    return Squares(importlib.import_module("timm").create_model("coat_tiny"), torch.randn(64, 3, 224, 224))
 
 
 def _whisper() -> nn.Module:
