@@ -1,6 +1,6 @@
 """Codes rows of values at a fixed rate, in blocks of four, as `core.codecs` says of `zfp8` and `zfp16`.
 
-A block is one whole number of 4 R bits. From the lowest they are 8 of the exponent e, one of the mode, four numbers.
+A block is one whole number of 4 R bits. From its lowest bit it has 8 of the exponent e, one of the mode, four numbers.
 
     e        least with |x| < 2^e for its four values, at least -126; written as e + 126, and 255 where one of these is
              not finite: then it decodes to four NaN
@@ -10,8 +10,8 @@ A block is one whole number of 4 R bits. From the lowest they are 8 of the expon
 
 Lifting takes sums and differences of four numbers, by additions and halvings alone, so a smooth row has small c_1 to
 c_3. The encoder takes the mode whose largest error in the block is less. Every block takes the same bytes, and equal
-values give equal bytes on any machine. Lifting and blocks with a common exponent are those of Lindstrom 2014,
-"Fixed-rate compressed floating-point arrays". Its bit planes are of varying width; ours have one.
+values give equal bytes on any machine. Lifting and common exponents are those of Lindstrom 2014, "Fixed-rate
+compressed floating-point arrays"; its numbers have as many bits as fit, ours a fixed number.
 """
 
 import torch
