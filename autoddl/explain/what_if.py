@@ -83,6 +83,9 @@ def what_if(plan: Plan, changes: Sequence[str], progress: Progress | None = None
     """
     if not changes:
         raise InputError("nothing changes: say what, like --set net.bandwidth=2x, or ask for --sensitivity")
+    if plan.pipeline is not None and plan.source.get("mine"):
+        raise InputError(f"this pipeline is that of your degrees '{plan.source['mine']}', and no other was weighed: "
+                         "plan with --mine on the changed cluster, or ask for a plan with --stages")
     asked = whole_question_of(plan)
     budgets = [text for text in changes if text.partition("=")[0].strip() == "budget"]
     place, made = changed_cluster(asked.cluster, [text for text in changes if text not in budgets])

@@ -222,7 +222,8 @@ def round_of_hits(folder: Path, ranks: int, most: int, draw: random.Random) -> t
 def main() -> None:
     kills, ranks, seed = [*map(int, sys.argv[1:4]), *(40, 4, 0)[len(sys.argv[1:4]):]]
     draw = random.Random(seed)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and so would runs
+    for number in SIGNALS.values():  # jobs in the background ignore some, under nohup too, and so would runs
+        signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(sys.argv[4] if len(sys.argv) > 4 else name)
         folder.mkdir(exist_ok=True)

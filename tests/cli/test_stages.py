@@ -141,3 +141,12 @@ def test_a_rehearsal_of_stages_runs_as_planned(folder: Path) -> None:
     assert data["collective_mismatches"] == 0 and data["predicted_exposed_seconds"] > 0
     told = shell("compare-run", str(folder / "plan.json"), data["record"], "--json")
     assert told.code == 0 and json.loads(told.out)["equal"], told
+
+
+def test_a_pipeline_of_degrees_has_a_report_and_keeps_its_own_question(folder: Path) -> None:
+    out = folder / "mine.json"
+    assert shell("plan", FACTORY, str(folder / "pair.yaml"), "--set", "dropout=0.0", "--mine", "pp=2",
+                 "--microbatches", "2", "-o", str(out)).code == 0
+    assert shell("report", str(out), "--quick").code == 0 and (folder / "mine.html").exists()
+    said = shell("what-if", str(out), "--set", "net.bandwidth=2x")
+    assert said.code == 2 and "that of your degrees 'pp=2'" in said.err and "--mine on the changed cluster" in said.err

@@ -87,7 +87,7 @@ def trained(one: Plan) -> dict[str, Any]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("stages", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_batches_of_two_lengths_train_and_evaluate_by_programs_of_one_plan(stages: int) -> None:
     for found in on_ranks(2, trained, planned(stages)):
         assert found["error"] < 1e-12 and found["evaluation"] < 1e-12

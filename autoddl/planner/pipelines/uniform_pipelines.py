@@ -25,6 +25,7 @@ from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged, chunks_of, stage_cluster
+from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
@@ -111,8 +112,10 @@ def configured_pipeline(task: PlanTask, progress: Progress | None = None) -> Pla
     if problem is not None and not plans:
         raise problem
     best = min(plans, key=lambda plan: plan.predicted.seconds)
+    own = best.microbatches
     source = {"cluster": task.cluster.to_yaml(), "pins": list(task.options.pins), "mine": task.options.mine,
-              "optimizer": task.options.optimizer, "graph": graph_to_text(task.variant(best.microbatches).original)} | (
+              "optimizer": task.options.optimizer, "graph": graph_to_text(task.variant(own).original),
+              "asked": options_text(task.options), "parts": graphs_beside(task, own, task.options.microbatches)} | (
                   {"notes": list(task.notes)} if task.notes else {})
     return replace(best, source=source, proof="a pipeline of these degrees; no other was weighed")
 
