@@ -24,7 +24,7 @@ def test_a_plan_says_what_coding_saves_and_costs(slow: str, ways: tuple[str, ...
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (("--compress", "gradients=zip"), "'gradients=zip' compresses nothing: write MESSAGES=CODEC"),
+    (("--compress", "gradients=zip"), "compresses nothing: there is no codec 'zip'; write MESSAGES=CODEC"),
     (("--compress", "gradients=int8", "--error", "1e-3"), "int8 errs by up to 0.0039 of the largest value of a block"),
     (("--error", "2"), "an error of 2 is none: it is the part of a block's largest magnitude")])
 def test_what_cannot_be_compressed_so_is_refused_in_a_line(slow: str, words: tuple[str, ...], message: str) -> None:
