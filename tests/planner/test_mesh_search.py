@@ -120,7 +120,7 @@ class Stop:
         self.at_once = at_once
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        assert 0 <= done <= total and "bound" in what
+        assert 0 <= done <= total and "no plan" in what
         if self.at_once or ("best" in what and not what.startswith("searched")):
             raise KeyboardInterrupt
 
