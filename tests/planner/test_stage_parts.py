@@ -77,7 +77,7 @@ def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: 
 
 def test_schedules_with_more_stages_on_a_rank_know_what_was_searched(peaks: tuple[float, float]) -> None:
     parts = _parts(2 * peaks[1])
-    assert parts.bound(0, 2, Flight(3)) and not parts.scheduled(4, True, (0, 1, 1, 0)).bound(0, 2, Flight(3))
+    assert parts.bound(0, 2, Flight(3)) and not parts.scheduled(4, True, ((0, 1, 1, 0),)).bound(0, 2, Flight(3))
 
 
 def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:

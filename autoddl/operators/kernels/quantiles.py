@@ -10,8 +10,11 @@ P and Q are the regularized incomplete gamma functions. Every element is compute
 float32 before it gets the dtype of `a`. So pieces are slices of the whole. u has 24 binary digits, so nothing is drawn
 whose probability is below 2^-25 on its side.
 
-The gradient of gamma is that of the quantile at a fixed v (Figurnov et al. 2018): dx/da = -(dP/da) / (dP/dx).
-torch gives its own draws the same. Draws of whole numbers have none.
+The gradient of gamma is that of the quantile at a fixed v (Figurnov et al. 2018), and torch's own draws have the same:
+
+    dx/da = -(dP/da) / (dP/dx)
+
+Draws of whole numbers have none.
 """
 
 from collections.abc import Callable, Mapping
