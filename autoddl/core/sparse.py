@@ -62,7 +62,7 @@ PASSES = (12.0, 3.0)
 
 @dataclass(frozen=True, slots=True)
 class SparseRule:
-    """How gradients add up sparse. Text: `0.01`, `0.01,warmup=100`, `0.01,momentum=0.9`.
+    """How gradients add up sparse. Text: `0.01` or `1%`, `0.01,warmup=100`, `0.01,momentum=0.9`.
 
         share       the part of the entries that is sent, above 0 and at most 1
         warmup      first steps, in which sums are whole
@@ -98,10 +98,11 @@ class SparseRule:
         try:
             if len(given) < len(words) or not given.keys() <= {"warmup", "momentum"}:
                 raise ValueError
-            return cls(float(share), int(given.get("warmup", "0")), float(given.get("momentum", "0")))
+            part = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
+            return cls(part, int(given.get("warmup", "0")), float(given.get("momentum", "0")))
         except ValueError:
-            raise InputError(f"{text!r} is no sparse sum: write SHARE, and behind it warmup=STEPS or momentum=PART if "
-                             "wanted, like '0.01,warmup=100,momentum=0.9'") from None
+            raise InputError(f"{text!r} is no sparse sum: write SHARE, like 0.01 or 1%, and behind it "
+                             "warmup=STEPS or momentum=PART if wanted, like '0.01,warmup=100,momentum=0.9'") from None
 
     @property
     def codec(self) -> str:

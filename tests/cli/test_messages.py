@@ -2,7 +2,7 @@
 
 A file of `messages` has a paragraph for each command: the command behind `$`, then the message. The commands run in the
 root of the repository, in a folder of their own for what they write. Where a message is meant to change, write all
-anew with `python tests/cli/test_messages.py` and read the difference.
+anew with `PYTHONPATH=tests/support python tests/cli/test_messages.py` and read the difference.
 """
 
 import os

@@ -19,7 +19,7 @@ def test_a_plan_says_how_a_program_runs_it(tmp_path: Path) -> None:
     assert fused["compute_seconds"] < eager["compute_seconds"]
     assert fused["as_run_seconds"] == seconds_as_run(load_plan(out), software_named("nemo"))
     assert fused["as_run_seconds"] == json.loads(shell("show", str(out), "--json").out)["as_run_seconds"]
-    said = shell(*ASKED, "--software", "nemo").out
+    said = " ".join(shell(*ASKED, "--software", "nemo").out.split())
     assert "as run by nemo" in said and "half would take more than" in said
     assert "as run by nemo" in shell("show", str(out)).out
     low, high = fused["as_run_interval"]
