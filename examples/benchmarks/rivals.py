@@ -1,6 +1,7 @@
 """Our plan against torch's own ways, on shaped links: sudo python examples/benchmarks/rivals.py [NAME=VALUE ...]
 
     models=gpt-512,gpt-8k,gpt-32k,vgg,llama,vit,mixture   clusters=4x1-200,2x2-200,8x1-200,2racks   tuning=2
+    stages=1   microbatches=1   schedule=1f1b (with more, ours may have stages; several with + between)
     rounds=5 (a start)   starts=2   seconds=60   folder=FOLDER (where measured cluster files are kept)
     out=FILE (a line of JSON for every model and cluster, added)
 
@@ -17,7 +18,7 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
@@ -29,21 +30,31 @@ from small_models import made
 from torch_rivals import rivals
 
 from autoddl.api import plan
+from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster
 
 OURS = "ours"
-SHARDED, CUT = ("ddp", "fsdp", "hsdp"), ("tp", "grid")
+SHARDED, CUT, PIPED = ("ddp", "fsdp", "hsdp"), ("tp", "grid"), ("pipe",)
 AGREE = 1e-4
 RESAMPLES = 10000
 DEFAULTS = {"models": "gpt-512,gpt-8k,gpt-32k,vgg,llama,vit,mixture",
             "clusters": "4x1-200,2x2-200,8x1-200,2racks", "rounds": "5", "starts": "2",
-            "tuning": "2", "seconds": "60", "folder": "", "out": ""}
+            "tuning": "2", "seconds": "60", "folder": "", "out": "",
+            "stages": "1", "microbatches": "1", "schedule": "1f1b"}
 
 
-def played(model: str, cluster: Path, rounds: int, starts: int, tuning: int) -> list[Turns]:
-    """All contestants over all starts: the first tunes the rivals."""
+def planned(model: str, cluster: Path, options: Mapping[str, str]) -> Plan:
+    """Ours, with stages where these are asked for."""
     module, batch = made(model)
-    ours = plan(module, cluster, batch, name=model, overlap=True)
+    if options["stages"] == "1":
+        return plan(module, cluster, batch, name=model, overlap=True)
+    stages, parts = (tuple(map(int, options[name].split("+"))) for name in ("stages", "microbatches"))
+    return plan(module, cluster, batch, name=model, stages=stages, microbatches=parts, workers=1,
+                schedule=tuple(options["schedule"].split("+")), stages_limit=90.0)
+
+
+def played(model: str, cluster: Path, ours: Plan, rounds: int, starts: int, tuning: int) -> list[Turns]:
+    """All contestants over all starts: the first tunes the rivals."""
     candidates = list(rivals(model, load_cluster(cluster).size))
     joined: dict[str, Turns] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -102,19 +113,23 @@ def main(arguments: Sequence[str]) -> None:
     options = DEFAULTS | dict(argument.split("=", 1) for argument in arguments)
     rounds, starts, tuning = (int(options[name]) for name in ("rounds", "starts", "tuning"))
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, {rounds} rounds in each of {starts} starts\n")
-    columns = ("model", "cluster", "ours s", "data parallel", "sharded", "Megatron-style", "best rival", "load")
+    columns = ("model", "cluster", "ours s", "data parallel", "sharded", "Megatron-style", "torch pipelining",
+               "best rival", "load")
     print(f"| {' | '.join(columns)} |\n" + "|---" * len(columns) + "|")
     with tempfile.TemporaryDirectory() as temporary:
         clusters = [CLUSTERS / f"rehearsal-{name}.yaml" for name in options["clusters"].split(",")]
         files = list(calibrated(clusters, Path(options["folder"] or temporary), float(options["seconds"])))
         for cluster, model in product(files, options["models"].split(",")):
-            show(model, cluster, played(model, cluster, rounds, starts, tuning), options["out"])
+            ours = planned(model, cluster, options)
+            print(ours, file=sys.stderr)
+            show(model, cluster, played(model, cluster, ours, rounds, starts, tuning), options["out"])
 
 
 def show(model: str, cluster: Path, found: Sequence[Turns], out: str) -> None:
     """One line of the table, and one of JSON in the file `out`."""
     ours, load = next(one for one in found if one.name == OURS), os.getloadavg()[0]
-    cells = [row(found, families) for families in (SHARDED[:1], SHARDED[1:], CUT, SHARDED + CUT)]
+    cells = [row(found, families) for families in (
+        SHARDED[:1], SHARDED[1:], CUT, PIPED, SHARDED + CUT + PIPED)]
     name, middle = cluster.stem.removeprefix("rehearsal-"), statistics.median(ours.seconds)
     print(f"| {model} | {name} | {middle:.3f} | {' | '.join(cells)} | {load:.1f} |", flush=True)
     for one in found:

@@ -5,6 +5,7 @@
     hsdp   fully_shard inside, replicas outside          inner sizes
     tp     parallelize_module as Megatron cuts: column, row, vocabulary-parallel head and loss
     grid   tp inside, fully_shard or replicate outside   inner sizes                    with sequence parallel or not
+    pipe   torch.distributed.pipelining, of a GPT: as many blocks in every stage        schedules and microbatches
 
 `rivals(name, ranks)` lists them, `stepper(rival)` builds one: a function that trains a step on this rank's part
 of the batch and returns the loss of that part. The mean of these over all ranks is the loss of the batch.
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from megatron import megatron, parts, whole_head
-from small_models import made
+from small_models import GPT, made
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -58,10 +59,18 @@ def rivals(model: str, ranks: int) -> Iterator[Rival]:
     yield from (Rival("tp", model, ranks, {"sequence": long}) for long in longs)
     yield from (Rival("grid", model, n, {"outside": outside, "sequence": long})
                 for n in inner for outside in ("replicate", "shard") for long in longs)
+    if model.startswith("gpt"):
+        yield from (Rival("pipe", model, 1, {"schedule": schedule, "parts": m})
+                    for schedule, m in (("GPipe", 4), ("1F1B", 4), ("1F1B", 8), ("1F1B", 16)))
+    if model == "gpt-deep":
+        yield from (Rival("pipe", model, 1, {"schedule": schedule, "parts": m})
+                    for schedule in ("Interleaved1F1B", "ZBVZeroBubble") for m in (4, 8))
 
 
 def stepper(rival: Rival) -> Callable[[], Tensor]:
     """One step of this rank, on its part of the batch."""
+    if rival.family == "pipe":
+        return _pipe(rival)
     model, batch = made(rival.model)
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     inner = rival.inner if rival.family in ("tp", "grid") else 1
@@ -120,6 +129,60 @@ def _grid(model: nn.Module, rival: Rival) -> nn.Module:
         replicate(piece, mesh=mesh["data"])
     replicate(cut, mesh=mesh["data"])
     return cut
+
+
+class _Stage(nn.Module):
+    """Some blocks of a GPT, with what comes before the first and behind the last."""
+
+    def __init__(self, model: GPT, stage: int, stages: int) -> None:
+        super().__init__()
+        each = len(model.blocks) // stages
+        first, last = stage == 0, stage == stages - 1
+        self.tokens: nn.Module | None = model.tokens if first else None
+        self.positions: nn.Module | None = model.positions if first else None
+        self.blocks = model.blocks[stage * each:(stage + 1) * each]
+        self.norm: nn.Module | None = model.norm if last else None
+        self.head: nn.Module | None = model.head if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.tokens is not None and self.positions is not None:
+            x = self.tokens(x) + self.positions(torch.arange(x.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = x if self.norm is None or self.head is None else self.head(self.norm(x))
+        return logits
+
+
+def _pipe(rival: Rival) -> Callable[[], Tensor]:
+    """A step of torch's pipelining; a rank without the loss returns 0, one with it that times the ranks."""
+    from torch.distributed.pipelining import PipelineStage
+    from torch.distributed.pipelining.schedules import get_schedule_class
+
+    model, batch = made(rival.model)
+    assert isinstance(model, GPT)
+    ranks, rank, name = torch.distributed.get_world_size(), torch.distributed.get_rank(), rival.settings["schedule"]
+    own = {"Interleaved1F1B": [rank, rank + ranks], "ZBVZeroBubble": [rank, 2 * ranks - 1 - rank]}.get(name, [rank])
+    stages, (ids, labels), m = ranks * len(own), batch.args, rival.settings["parts"]
+    shape = (ids.shape[0] // m, ids.shape[1], model.norm.weight.shape[0])
+    hidden, parts = torch.empty(shape, requires_grad=True), [_Stage(model, s, stages) for s in own]
+    logits = torch.empty((*shape[:2], model.head.weight.shape[0]), requires_grad=True)
+    placed = [PipelineStage(part, s, stages, torch.device("cpu"), input_args=(hidden if s else ids[:shape[0]],),
+                            output_args=(logits if s == stages - 1 else hidden,))
+              for part, s in zip(parts, own, strict=True)]
+    schedule: Any = get_schedule_class(name)(
+        placed if len(own) > 1 else placed[0], m,
+        loss_fn=lambda x, y: nn.functional.cross_entropy(x.flatten(0, 1), y.flatten()))
+    optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], RATE)
+
+    def step() -> Tensor:
+        losses: list[Tensor] = []
+        optimizer.zero_grad()
+        schedule.step(*((ids,) if 0 in own else ()), **(
+            {"target": labels, "losses": losses} if stages - 1 in own else {}))
+        optimizer.step()
+        return torch.stack(losses).mean().detach() * ranks if losses else torch.zeros(())
+
+    return step
 
 
 _BUILDERS: dict[str, Callable[[nn.Module, Rival], nn.Module]] = {
