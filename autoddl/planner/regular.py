@@ -128,7 +128,7 @@ def _merges(space: Space, choice: Sequence[int]) -> Iterator[tuple[tuple[Decided
 
 
 def _decided(kind: _Kind, choice: Sequence[int]) -> Decided:
-    """Tells what the blocks of a kind decide, and how many they are."""
+    """Returns how many blocks a kind has, then what they decide."""
     return len(kind.blocks), *(choice[p] for p in kind.blocks[0])
 
 
