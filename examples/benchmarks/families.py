@@ -57,8 +57,12 @@ levels:
 Line = dict[str, Any]
 
 
+class OutOfTime(BaseException):
+    """The processor seconds of a family are used up; no `except Exception` of a library stops it."""
+
+
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    raise TimeoutError("its processor seconds are used up")
+    raise OutOfTime("its processor seconds are used up")
 
 
 def tried(library: str, family: str, model: str, verifies: bool) -> Line:
@@ -69,7 +73,7 @@ def tried(library: str, family: str, model: str, verifies: bool) -> Line:
     signal.setitimer(signal.ITIMER_PROF, BUILT)
     try:
         module = built(library, model)
-    except Exception as error:  # whatever a library raises
+    except (Exception, OutOfTime) as error:  # whatever a library raises
         return {**line, "result": "not built", "cause": _one_line(error)}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
@@ -78,7 +82,7 @@ def tried(library: str, family: str, model: str, verifies: bool) -> Line:
     try:
         plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"), workers=1)
         line |= _planned(plan)
-    except Exception as error:
+    except (Exception, OutOfTime) as error:
         line |= {"result": "refused", "cause": _one_line(error)}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
