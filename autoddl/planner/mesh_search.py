@@ -128,7 +128,8 @@ class _State:
         bound = f"no plan below {show_seconds(self.bound)}" if self.bound < inf else "no plan fits"
         if self.best is None:
             return f"no plan yet, {bound}"
-        return f"best {show_seconds(self.seconds)}, {bound}, gap {1 - self.bound / self.seconds:.2%}"
+        gap = 1 - self.bound / self.seconds if self.seconds else 0.0
+        return f"best {show_seconds(self.seconds)}, {bound}, gap {gap:.2%}"
 
 
 def _workers(task: PlanTask, candidates: Sequence[Candidate]) -> int:

@@ -20,6 +20,7 @@ until `nn.Module._apply` makes new tensors, which it does for DTensors even wher
 changes nothing does nothing, and any other raises InputError.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -98,6 +99,14 @@ class CallLoss(Tensor):
         if not self.requires_grad:
             raise InputError(self.WAY_OUT)
         super().backward(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __format__(self, form: str) -> str:
+        """Written as the tensor that it is: torch formats no number of a class of its own."""
+        return format(self.as_subclass(Tensor), form)
+
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        """Copied as the tensor that it is."""
+        return copy.deepcopy(self.as_subclass(Tensor), memo)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Saved as the tensor that it is, which reads anywhere."""

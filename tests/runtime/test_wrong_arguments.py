@@ -175,6 +175,7 @@ def test_ranks_that_give_wrapped_modules_or_shares_of_a_batch_are_told(tmp_path:
 
 def test_the_loss_of_a_step_is_saved_as_a_tensor_and_adds_to_losses_that_have_gradients(case: Case) -> None:
     loss, own = case.model.step((case.ids, case.ids)), torch.ones((), requires_grad=True)
+    assert f"{loss:.2f} {loss.mean():.2f} {copy.deepcopy(loss):.2f}" == " ".join([f"{loss.item():.2f}"] * 3)
     torch.save(loss, case.folder / "loss.pt")
     assert type(torch.load(case.folder / "loss.pt")) is torch.Tensor
     (loss + 3 * own).backward()

@@ -26,12 +26,11 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def played(rivals: ModuleType, monkeypatch: pytest.MonkeyPatch, starts: list[list[Any]]) -> list[Any]:
     """What comes of contests that end so, start by start."""
     turns = iter(starts)
-    monkeypatch.setattr(rivals, "made", lambda model: (None, None))
-    monkeypatch.setattr(rivals, "plan", lambda *_, **__: SimpleNamespace(save=lambda path: None))
     monkeypatch.setattr(rivals, "load_cluster", lambda path: SimpleNamespace(size=2))
     monkeypatch.setattr(rivals, "rivals", lambda model, size: [SimpleNamespace(name="ddp")])
     monkeypatch.setattr(rivals, "contest", lambda *_: next(turns))
-    found: list[Any] = rivals.played("gpt", Path("cluster.yaml"), 2, len(starts), 0)
+    found: list[Any] = rivals.played("gpt", Path("cluster.yaml"), SimpleNamespace(save=lambda path: None), 2,
+                                   len(starts), 0)
     return found
 
 
