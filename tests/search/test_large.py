@@ -219,17 +219,18 @@ def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch, 
     assert counted > len(seeds) // 3
 
 
-@parametrize_or_slow("layers", [1], [2, 6])
-def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch, layers: int) -> None:
-    """A step of a real network on three axes, as if it were large."""
-    place = cluster_of("hall=2,rack=2,node=2")
+@parametrize_or_slow("layers,mesh", [(1, "rack=2,node=2")],
+                     [(1, "hall=2,rack=2,node=2"), (2, "hall=2,rack=2,node=2"), (6, "hall=2,rack=2,node=2")])
+def test_large_problems_go_this_way(monkeypatch: pytest.MonkeyPatch, layers: int, mesh: str) -> None:
+    """A step of a real network on two or three axes, as if it were large."""
+    place = cluster_of(mesh)
     model, sample = gpt(layers)
-    exact = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2")
+    exact = autoddl.plan(model, place, sample, mesh=mesh)
     budget = 0.65 * exact.predicted.peak_bytes
-    tight = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=budget)
+    tight = autoddl.plan(model, place, sample, mesh=mesh, budget=budget)
     monkeypatch.setattr(large, "CELLS", 0)
     for best, asked in ((exact, None), (tight, budget)):
-        found = autoddl.plan(model, place, sample, mesh="hall=2,rack=2,node=2", budget=asked)
+        found = autoddl.plan(model, place, sample, mesh=mesh, budget=asked)
         assert found.proof.startswith("messages") and not best.proof.startswith("messages")
         assert found.predicted.seconds <= best.predicted.seconds * 1.003
         assert found.bound <= best.predicted.seconds * (1 + CLOSE)
