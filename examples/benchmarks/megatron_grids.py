@@ -2,10 +2,11 @@
 
     python examples/benchmarks/megatron_grids.py [part of a row's name] [theirs | ours]
 
-Theirs are the degrees of a recipe (`--mine`) with its schedule, in equal stages, on programs with elementwise chains in
-one kernel. Ours has the same devices, batch and microbatches, and as many parts of the cluster; layouts, cuts, states
-and recomputation are free, and the schedule is 1F1B, interleaved or ZB-H1. Where nothing fits, theirs is priced without
-a bound on memory. Each plan is made in a process of its own, in bf16-mixed with AdamW. Predicted; nothing runs.
+Theirs are the degrees of a recipe (`--mine`) with its schedule, in equal stages, on the kernels of the program that ran
+it (`--software`); *as run* is the step as that program runs it. Ours has the same devices, batch and microbatches, and
+as many parts of the cluster. Layouts, cuts, states and recomputation are free, and the schedule is 1F1B, interleaved or
+ZB-H1. Where nothing fits, theirs is priced without a bound on memory. Each plan is made in a process of its own, in
+bf16-mixed with AdamW; table 1 in bf16, with gradients of two bytes. Predicted; nothing runs.
 
 Sources: NVIDIA dgxc-benchmarking v25.02, NeMo and Megatron-Core in bf16 with the distributed optimizer, on nodes of 8
 H100 of 80 GB with 400 Gb/s each. Narayanan et al. (Efficient large-scale language model training on GPU clusters using
@@ -30,9 +31,10 @@ from torch import nn
 import autoddl
 from autoddl.core.errors import Infeasible
 from autoddl.cost_models import Cluster
-from autoddl.operators.fusion import as_compiled
+from autoddl.cost_models.software import run_by, software_named
+from autoddl.explain.run_seconds import seconds_as_run
+from autoddl.validation.layers import Decoder, Shape
 
-from gpt import gpt  # isort: skip
 from gpt3 import gpt3_175b  # isort: skip
 from llama import llama3, llama3_8b, llama3_70b  # isort: skip
 
@@ -54,6 +56,8 @@ class Grid(NamedTuple):
     schedule: str
     seconds: float
     place: Callable[..., Cluster] = h100
+    software: str = "nemo"
+    precision: str = "bf16-mixed"
 
 
 class Scaled(NamedTuple):
@@ -79,12 +83,24 @@ class Scaled(NamedTuple):
             1 + TOKENS / (6 * self.width) + WORDS / (16 * self.layers * self.width))
         return Grid(self.model, self.devices // 8, self.batch, self.batch // (self.rows * replicas),
                     ",".join((*degrees, "recompute=full")), f"interleaved:{self.chunks}" if self.chunks > 1 else "",
-                    flops / (self.devices * self.teraflops * 1e12), a100)
+                    flops / (self.devices * self.teraflops * 1e12), a100, "megatron-2022", "bf16")
 
     def model(self, batch: int) -> nn.Module:
-        """The GPT, in bfloat16, on the meta device."""
+        """The GPT as Megatron-LM had it then, on the meta device: two products around a softmax, and dropout."""
+        return _Sampled(Shape(self.width, self.heads, self.heads, 4 * self.width, WORDS, batch, TOKENS, fused=False,
+                              dropout=True), self.layers)
+
+
+class _Sampled(Decoder):
+    """A decoder on the meta device that knows its batch."""
+
+    def __init__(self, shape: Shape, layers: int) -> None:
         with torch.device("meta"):
-            return gpt(self.layers, self.width, self.heads, TOKENS, batch, WORDS).to(torch.bfloat16)
+            super().__init__(shape, layers)
+            self.ids = torch.zeros(shape.batch, shape.length, dtype=torch.int64)
+
+    def example_inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.ids, self.ids
 
 
 def _8b(batch: int) -> nn.Module:
@@ -135,13 +151,13 @@ def _planned(name: str, whose: str) -> str:
     """The row of one plan."""
     grid, began = GRIDS[name], time.process_time()
     parts = int(dict(one.partition("=")[::2] for one in grid.degrees.split(",")).get("pp", 1))
-    common: dict[str, Any] = {"precision": "bf16-mixed", "microbatches": (grid.microbatches,), "workers": 1}
-    common |= {"max_axes": 2} if parts > 1 or whose == "ours" else {}
+    common: dict[str, Any] = {"precision": grid.precision, "microbatches": (grid.microbatches,), "workers": 1}
     theirs = {**common, "mine": grid.degrees} | ({"schedule": (grid.schedule or "1f1b",)} if parts > 1 else {})
     schedules = ("1f1b", "zb-h1", *([grid.schedule] if grid.schedule else []))
-    ours = {**common, "recompute": "search", "tolerance": 2e-3} | (
+    ours = {**common, "max_axes": 2, "recompute": "search", "tolerance": 2e-3} | (
         {"stages": (parts,), "stages_limit": LIMIT, "schedule": schedules} if parts > 1 else {})
-    asked, place, note = theirs if whose == "theirs" else ours, as_compiled(grid.place(grid.nodes)), ""
+    software, note = software_named(grid.software), ""
+    asked, place = theirs if whose == "theirs" else ours, run_by(grid.place(grid.nodes), software)
     try:
         plan = autoddl.plan(grid.model(grid.batch), place, **asked)
     except Infeasible:
@@ -149,8 +165,8 @@ def _planned(name: str, whose: str) -> str:
         note = ", more than the 80 GB that there are"
     schedule = f"{len(plan.pipeline.stages)} stages, {plan.pipeline.name}" if plan.pipeline else str(plan.mesh)
     gap = "" if whose == "theirs" else f", gap {plan.gap:.2%}"
-    return (f"{plan.predicted.seconds:.2f} s{gap}, {schedule}; peak {plan.predicted.peak_bytes / 1e9:.1f} GB{note}; "
-            f"{time.process_time() - began:.0f} CPU s")
+    return (f"{plan.predicted.seconds:.2f} s{gap}, as run {seconds_as_run(plan, software):.2f} s, {schedule}; peak "
+            f"{plan.predicted.peak_bytes / 1e9:.1f} GB{note}; {time.process_time() - began:.0f} CPU s")
 
 
 def main(wanted: str = "", whose: str = "", name: str = "") -> None:

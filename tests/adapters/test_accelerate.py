@@ -8,6 +8,7 @@ import pytest
 import torch
 from loops import Classifier, alone, data, launched, loader, planned
 from ranks import on_ranks
+from sampling import parametrize_or_slow
 
 from autoddl.adapters.accelerate import Accelerator
 from autoddl.core.errors import InputError
@@ -60,8 +61,10 @@ def compared(plan: Plan, folder: str) -> tuple[list[float], list[float], list[fl
 
 
 @pytest.mark.ranks
-def test_a_loop_of_accelerate_trains_evaluates_and_resumes_as_without_a_plan(tmp_path: Path) -> None:
-    for expected, found, again in on_ranks(4, compared, planned("a=2,b=2"), str(tmp_path)):
+@parametrize_or_slow("mesh", ["a=2"], ["a=2,b=2"])
+def test_a_loop_of_accelerate_trains_evaluates_and_resumes_as_without_a_plan(tmp_path: Path, mesh: str) -> None:
+    plan = planned(mesh)
+    for expected, found, again in on_ranks(plan.mesh.size, compared, plan, str(tmp_path)):
         assert found == pytest.approx(expected, rel=1e-9)
         assert again == pytest.approx(expected[len(expected) // 2:], rel=1e-9)
 

@@ -289,7 +289,7 @@ def staircase(seed: int, steps: int) -> Problem:
                    tuple([Factor(scope, t) for t, scope in enumerate(scopes)]), budget)
 
 
-@few_seeds(12, 60)
+@few_seeds(6, 60)
 def test_growing_lists_by_elimination_and_by_messages_against_every_choice(monkeypatch: pytest.MonkeyPatch,
                                                                            seeds: range) -> None:
     """Where an elimination would look at too many cells, messages bound, and the plan is within its proven gap."""

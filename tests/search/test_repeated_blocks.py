@@ -15,10 +15,10 @@ from autoddl.search.presolve import presolve, presolve_folded
 from autoddl.search.relaxations import Space
 
 
-@parametrize_or_slow("start", [0], range(25, 200, 25))
-def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
+@parametrize_or_slow("seeds", [range(10)], [range(start, start + 25) for start in range(0, 200, 25)])
+def test_a_folded_elimination_is_the_plain_one(seeds: range) -> None:
     folds = 0
-    for seed in range(start, start + 25):
+    for seed in seeds:
         problem = stack(seed, 8 + seed % 17)
         plain = presolve(problem).problem
         one, other = Space.of(plain, plan_elimination(plain)), build_space(problem)
@@ -31,7 +31,7 @@ def test_a_folded_elimination_is_the_plain_one(start: int) -> None:
                     assert found.transient <= tau
                     mixed = found.retained if lam == math.inf else found.seconds + lam * found.retained
                     assert mixed == pytest.approx(found.value, rel=1e-12)
-    assert folds >= 10
+    assert folds >= len(seeds) // 3
 
 
 @parametrize_or_slow("seed", range(4), range(4, 12))
