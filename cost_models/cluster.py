@@ -28,7 +28,7 @@ from typing import Any
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.core.names import is_factory
+from autoddl.core.names import is_factory, near_files
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import SCALINGS, Cluster, Device, Level, Switch
 from autoddl.cost_models.measured import apply_measurements
@@ -154,7 +154,9 @@ def _read(path: Path, what: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise InputError(f"cannot read {what} {str(path)!r}: {reason}; give the path of a YAML file") from None
+        way_out = "give the path of a YAML file"
+        raise InputError(f"cannot read {what} {str(path)!r}: {reason}; "
+                         f"{way_out if path.exists() else near_files(path, way_out)}") from None
 
 
 def _tree(text: str, source: str) -> Any:

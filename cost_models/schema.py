@@ -103,6 +103,13 @@ def _switch(value: Any) -> Any:
     return {}
 
 
+def _by_dtype(value: object) -> object:
+    """Refuses a peak that is of no dtype, with the way to write it."""
+    if isinstance(value, str | int | float):
+        raise ValueError(f"{value!r} is of no dtype: write peak: {{float32: {value}}}, and other dtypes behind it")
+    return value
+
+
 class WrittenDevice(Written):
     """A device, with the fields of `machine.Device`."""
 
@@ -110,7 +117,7 @@ class WrittenDevice(Written):
     kind: Literal["gpu", "cpu"] = "gpu"
     memory: Bytes
     bandwidth: Rate
-    peak: dict[PeakName, Flops] = Field(min_length=1)
+    peak: Annotated[dict[PeakName, Flops], BeforeValidator(_by_dtype)] = Field(min_length=1)
     launch: Seconds | None = None
     efficiency: Fraction = 0.8
     memory_efficiency: Fraction = 0.85

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.errors import AutoDDLError, InputError
+from autoddl.core.names import near_files
 from autoddl.core.processes import Terminated, free_bytes
 
 if TYPE_CHECKING:
@@ -193,7 +194,8 @@ def _load(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise InputError(f"there is no file {str(path)!r}; a factory is FILE.py:NAME, like examples/gpt.py:gpt")
+        way_out = near_files(path, "a factory is FILE.py:NAME, like examples/gpt.py:gpt")
+        raise InputError(f"there is no file {str(path)!r}; {way_out}")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["NoRecord", "RecordPath", "compare_run_verb", "record_path"]
 
 
-Given = Annotated[Path, typer.Argument(metavar="RECORD", help="what `run` or `rehearse` recorded of it")]
+Given = Annotated[Path | None, typer.Argument(metavar="[RECORD]", help="what `run` or `rehearse` recorded of it; else "
+                                                                      "PLAN.record.jsonl")]
 RecordPath = Annotated[Path | None, typer.Option("--record", metavar="FILE",
                                                  help="what is sent when; else PLAN.record.jsonl")]
 NoRecord = Annotated[bool, typer.Option("--no-record", help="write no record")]
@@ -47,7 +48,7 @@ def record_path(plan: Path, given: Path | None, none: bool) -> Path | None:
     return path
 
 
-def compare_run_verb(plan: PlanPath, record: Given,
+def compare_run_verb(plan: PlanPath, record: Given = None,
                 trace: Annotated[Path | None, typer.Option(metavar="FILE.json", help="both, for Perfetto")] = None,
                 messages: Messages = False, as_json: AsJson = False) -> None:
     """Set a plan beside the record of its run."""
@@ -55,7 +56,7 @@ def compare_run_verb(plan: PlanPath, record: Given,
     from autoddl.explain.compare_run import Compared, compare_run
     from autoddl.explain.staged_run import ComparedStages, compare_staged_run
     check_file(trace)
-    read, recorded = load_plan(plan), read_record(record)
+    read, recorded = load_plan(plan), read_record(record or plan.with_suffix(".record.jsonl"))
     found: Compared | ComparedStages = (compare_run if read.pipeline is None else compare_staged_run)(read, recorded)
     if trace is not None:
         write_atomically(trace, _trace(read, recorded))

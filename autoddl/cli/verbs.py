@@ -105,10 +105,13 @@ def _save_spares(found: Plan, lost: int, output: Path) -> None:
 def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
                   ) -> Infeasible:
     """The error, with the cheap ways out that fit; where parameters alone do not, none is looked for."""
-    found = ways_out(model, place, sample, progress=progress, **options.words()) \
-        if options.stages == (1,) and error.budget < inf and not error.detail else ()
-    if not found:
+    if options.stages != (1,) or error.budget == inf or error.detail:
         return error
+    found = ways_out(model, place, sample, progress=progress, **options.words())
+    if not found:
+        detail = ("nor does one with all blocks recomputed or with up to 8 times the microbatches: use more devices, a "
+                  "smaller batch or a larger budget")
+        return Infeasible(error.needed, error.budget, detail, error.reachable)
     said = " or ".join(f"{words} (a plan fits, at {show_seconds(seconds)} a step or less)" for words, seconds in found)
     detail = f"add {said}; or use more devices, a smaller batch or a larger budget"
     return Infeasible(error.needed, error.budget, detail, error.reachable)

@@ -3,9 +3,10 @@
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["fold_names", "fold_rows", "is_factory", "near_names", "number_ranges"]
+__all__ = ["fold_names", "fold_rows", "is_factory", "near_files", "near_names", "number_ranges"]
 
 Value = TypeVar("Value", bound=Hashable)
 
@@ -41,6 +42,15 @@ def number_ranges(numbers: Sequence[int]) -> str:
         else:
             runs.append([number, number])
     return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def near_files(path: Path, rest: str) -> str:
+    """`near_names` of a missing file among those of its folder with the same suffix."""
+    try:
+        there = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
+    except OSError:
+        return rest
+    return near_names(path.name, there, rest)
 
 
 def near_names(asked: str, known: Iterable[str], rest: str, most: int = 3) -> str:

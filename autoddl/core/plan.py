@@ -221,6 +221,9 @@ class Plan:
         seconds = self.predicted.seconds
         return max(0.0, (seconds - self.bound) / seconds) if seconds else 0.0
 
+    def __repr__(self) -> str:
+        return f"<{str(self).splitlines()[0]}>"
+
     def __str__(self) -> str:
         """The plan in three lines; `cli.plan_tables` prints all of it."""
         predicted, links = self.predicted, self.predicted.communication

@@ -77,6 +77,8 @@ def _odd(place: str, what: str, value: float, before: str, unit: str, kind: str 
     more = by > 0 or (not by and meant is not None and meant < value)
     far = f", by a factor of {abs(by):,.0f}" if by else ""
     remedy = "" if meant is None else f"; if {_shown(meant, unit)} was meant, write that"
+    if remedy and what == "peak" and kind == "gpu" and not more:
+        remedy += "; if it is of processor cores, write kind: cpu"
     return [f"{place}: a {what} of {before}{_shown(value, unit)} is {'more' if more else 'less'} than any that is "
             f"sold{far}{remedy}"]
 

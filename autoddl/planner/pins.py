@@ -10,7 +10,7 @@ role says: data, zero-1, tensor and the like (`planner.strategies`).
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -123,8 +123,16 @@ def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
     allowed = tuple(mesh for mesh in every if mesh_allows(pins, mesh))
     if not allowed:
         raise InputError(f"no mesh of cluster {cluster.name} fits the pins {', '.join(options.pins)}; "
-                         f"it has {'; '.join(map(str, every[:6]))}")
+                         f"{_axes_meant(pins, every)}")
     return allowed
+
+
+def _axes_meant(pins: Sequence[Pin], every: Sequence[Mesh]) -> str:
+    """Says which axes may have been meant by pins that no mesh fits, and what meshes there are."""
+    there = f"it has {'; '.join(map(str, every[:6]))}"
+    names = dict.fromkeys(name for mesh in every for name in mesh.names)
+    unknown = next((pin.axis for pin in pins if pin.axis not in names), None)
+    return there if unknown is None else f"no mesh has an axis {unknown!r}: {near_names(unknown, names, there)}"
 
 
 def region_of(options: PlanOptions) -> Callable[[Graph, Mesh], Region]:

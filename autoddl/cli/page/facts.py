@@ -72,7 +72,7 @@ def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, prog
     worth = sensitivities(plan, searching=not quick)
     tell("pricing alternatives", 2, 4)
     explained = explain(plan, () if quick else _largest(plan), 2)
-    tell("finding the front", 3, 4)
+    tell("finding the front, which takes a search for each point and which --quick leaves out", 3, 4)
     front = () if quick else front_of_bytes(plan, 4)
     return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared)
 
