@@ -3,7 +3,9 @@
     every rank: its pieces of tensor k --the ranks that store it--> its first owner --if it is another--> rank 0
 """
 
+import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -61,7 +63,8 @@ def whole_tensors(parallel: ParallelModel) -> Iterator[tuple[StateTensor, Tensor
 
 def _brought(one: StateTensor, mine: Tensor | None, rank: int, device: torch.device) -> Tensor | None:
     """The whole tensor on rank 0."""
-    value = mine.full_tensor() if isinstance(mine, DTensor) else mine
+    with _silent():
+        value = mine.full_tensor() if isinstance(mine, DTensor) else mine
     if one.owner != 0 and rank == one.owner:
         assert value is not None
         dist.send(value.contiguous(), 0)
@@ -69,6 +72,18 @@ def _brought(one: StateTensor, mine: Tensor | None, rank: int, device: torch.dev
         value = torch.empty(one.shape, dtype=one.dtype, device=device)
         dist.recv(value, one.owner)
     return value.detach() if rank == 0 and value is not None else None
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Silences torch's warning that pieces on several axes are gathered axis by axis: pieces do not differ by it."""
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _own(parallel: ParallelModel) -> dict[tuple[str, ...], Tensor]:
