@@ -11,11 +11,14 @@ from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Flight
+from autoddl.core.stages import StageGraph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ONE
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
+from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 
@@ -119,6 +122,32 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
             assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
             raised += int((less[at] > floor[at] * 1.01).sum())
     assert raised > len(every)
+
+
+def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower(monkeypatch: pytest.MonkeyPatch
+                                                                                ) -> None:
+    searches = list[str]()
+
+    def searched(task: PlanTask, stage: StageGraph, *args: object) -> object:
+        searches.append(structure(stage.graph))
+        return search_stage(task, stage, *args)  # type: ignore[arg-type]
+
+    for module in ("stage_parts", "solved_stages"):
+        monkeypatch.setattr(f"autoddl.planner.pipelines.{module}.search_stage", searched)
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
+    places = places_of(task.variant(4).original, ())
+    candidate = CutSearch(StageParts(task, 2, 2, 4, places), "1f1b", lambda _: None)
+    candidate.advance(float("inf"))
+    assert len(searches) == 1 and candidate.bound > 0.0
+    first = candidate.bound
+    candidate.advance(float("inf"))
+    assert len(searches) > 1 and set(searches) == {searches[0]}
+    assert first <= candidate.bound and candidate.proof is not None
+    candidate.advance(float("inf"))
+    candidate.advance(float("inf"))
+    assert candidate.bound <= candidate.seconds < float("inf")
 
 
 @pytest.mark.parametrize("policies", [("every-2",), ("first-1",), ("full", "every-2"), ("full",), ("none", "every-2")])

@@ -1,8 +1,9 @@
 """Searches over the cuts of one candidate: so many stages and microbatches, and a schedule.
 
 The least seconds of its stages are known (`cut_problems`), and with them a bound of all its cuts by the paths of its
-schedule (`search.pipeline_cuts`). The cut that is least under what is known is solved: the layouts of its stages are
-searched, and the pipeline is simulated. Then more is known, and the bound rises:
+schedule (`search.pipeline_cuts`). That bound comes first with what one search of one unit says, and closer only where
+it is below the best plan. The cut that is least under what is known is solved: the layouts of its stages are searched,
+and the pipeline is simulated. Then more is known, and the bound rises:
 
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
@@ -123,6 +124,7 @@ class CutSearch:
         late       whether the time that the search may take is over
         best       seconds of the best plan of any candidate
         paths      paths of the schedule that bound its seconds; none before the first bound
+        is_closer  whether that bound knows all of the commonest unit, not M alone
         blends     of such paths
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
@@ -141,6 +143,7 @@ class CutSearch:
     late: Callable[[], bool] = lambda: False
     best: float = inf
     paths: Sequence[PathBound] = ()
+    is_closer: bool = False
     blends: list[Blend] = field(default_factory=list)
     prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
@@ -202,7 +205,12 @@ class CutSearch:
         """
         self.best = min(best, self.seconds)
         if not self.paths:
-            self._begin()
+            self.paths = closed_paths(self.schedule, ONCE)
+            self._begin(closer=False)
+            return
+        if not self.is_closer:
+            self.is_closer = True
+            self._begin(closer=True)
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
@@ -216,14 +224,14 @@ class CutSearch:
         elif self.stale > STALE or self.rounds == ROUNDS:
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
-    def _begin(self) -> None:
+    def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""
-        self.paths = closed_paths(self.schedule, ONCE)
-        self.part.begin()
+        self.part.begin(closer)
         problem = cut_problem(self.part, self.schedule, self.flights)
         try:
-            self.bound, proof = bound_of_paths(problem, self.paths)
-            self.proof = problem, proof, self.part.places
+            bound, proof = bound_of_paths(problem, self.paths)
+            if bound > self.bound:
+                self.bound, self.proof = bound, (problem, proof, self.part.places)
         except InputError:
             self.bound, self.ended = inf, STARVED
 

@@ -262,11 +262,17 @@ class StageParts(SolvedStages):
         self.solve(graph, key, flight)
         return new
 
-    def begin(self) -> None:
-        """Makes known what the commonest unit between the first and the last takes alone, so that stages join to it."""
+    def begin(self, closer: bool) -> None:
+        """Makes known what the commonest unit between the first and the last takes alone, so that stages join to it.
+
+        First that is M, by one search. All else is `closer`, and takes several.
+        """
         inner = self._kinds[1:-1]
-        if inner and self.apart < inf:
-            at = 1 + inner.index(Counter(inner).most_common(1)[0][0])
+        if not inner or self.apart == inf:
+            return
+        at = 1 + inner.index(Counter(inner).most_common(1)[0][0])
+        self._search_least(*self.alone(at, at + 1), self.repeated)
+        if closer:
             self.bound(at, at + 1, ONE)
             self.sharpen(at, at + 1, ONE)
 
