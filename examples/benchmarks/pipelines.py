@@ -29,6 +29,9 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
         "stages": (1, 2, 4), "microbatches": (4, 8)}),
     "llama 8b": (lambda: llama3_8b(batch=128), "h100-8x8.yaml", {
         "stages": (1, 2, 4, 8), "microbatches": (16,), "precision": "bf16-mixed"}),
+    "llama 8b schedules": (lambda: llama3_8b(batch=128), "h100-8x8.yaml", {
+        "stages": (2, 4), "microbatches": (8, 16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
+        "precision": "bf16-mixed", "tolerance": 0.002, "stages_limit": 270.0}),
     "llama 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
         "stages": (1, 4, 8), "microbatches": (16, 32), "precision": "bf16-mixed", "recompute": "search"}),
     "gpt-3": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
@@ -47,8 +50,8 @@ def main(wanted: str) -> None:
         stages = f"{len(plan.pipeline.stages)} stages, {plan.pipeline.name}" if plan.pipeline else "no stages"
         print(f"{name} on {cluster}: {plan.predicted.seconds:.6g} s with {stages}, {plan.microbatches} microbatches, "
               f"gap {plan.gap:.2%}, proof {'checked' if checked else 'not checked'}; {took:.0f} CPU s")
-        whole = plan.source["bound_without_stages"]
-        print(f"    without stages no less than {whole:.6g} s")
+        if (whole := plan.source["bound_without_stages"]) is not None:
+            print(f"    without stages no less than {whole:.6g} s")
         for row in plan.source["alternatives"]:
             found = "-" if row["seconds"] is None else f"{row['seconds']:.6g} s"
             bound = "no plan" if row["bound"] is None else f"{row['bound']:.6g} s"
