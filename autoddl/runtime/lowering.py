@@ -287,10 +287,25 @@ class _Lowering:
         route = self.route(t, conversion)
         if not (route.forward or route.backward):
             return self.env[t]
-        node = self.out.call_function(_named(route.__call__, f"to_{conversion.op}_{conversion.slot}"), (self.env[t],))
+        call = _named(self.followed(route), f"to_{conversion.op}_{conversion.slot}")
+        node = self.out.call_function(call, (self.env[t],))
         if conversion.gradient is None and not any(move.sends for move in route.forward):
             self.shared[key] = node
         return node
+
+    def followed(self, route: Route) -> Callable[[Tensor], Tensor]:
+        """A route; where backward gathers again and it makes a partial sum of what is whole, that is noted too."""
+        gathers = None if self.saved is None else self.saved.gathers
+        if (gathers is None or not gathers.regathers or not all(move.is_view for move in route.forward)
+                or all(move.kind == "slice" for move in route.forward)):
+            return route.__call__
+
+        def call(x: Tensor) -> Tensor:
+            found = route(x)
+            gathers.follow(x, found)
+            return found
+
+        return call
 
     def route(self, t: int, c: Conversion | None) -> Route:
         """The moves of a conversion of tensor t."""

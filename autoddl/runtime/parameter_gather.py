@@ -123,7 +123,7 @@ class TensorGathers:
 
     def begin(self, last: bool, keep: bool = True) -> None:
         """Called before a microbatch, the `last` of a step or not."""
-        self._slots: dict[int, tuple[StorageWeakRef, int, int]] = {}
+        self._slots: dict[int, tuple[StorageWeakRef, int, int, bool]] = {}
         self._protocol.begin(last, keep)
         for bucket in self._buckets:
             bucket.clear(keep)
@@ -139,7 +139,7 @@ class TensorGathers:
         if bucket.regather and torch.is_grad_enabled():
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()
-                self._slots[storage._cdata] = StorageWeakRef(storage), b, k
+                self._slots[storage._cdata] = StorageWeakRef(storage), b, k, False
         return tuple(use_parameter(member.leaf, x, sink)
                      for member, x, sink in zip(bucket.members, tensors, bucket.sinks, strict=True))
 
@@ -148,16 +148,27 @@ class TensorGathers:
         slot = self._slots.get(tensor.untyped_storage()._cdata)
         if slot is None:
             return None
-        _, b, k = slot
+        _, b, k, zeros = slot
         self._protocol.note(b, k)
-        return b, k, tensor.size(), tensor.stride(), tensor.storage_offset()
+        return b, k, zeros, tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def follow(self, x: Tensor, zeros: Tensor) -> None:
+        """Lets backward gather again where it reads `zeros`, which other ranks have not, but x, a member of a bucket.
+
+        A partial sum is x on the first rank and zeros on the others; all of them gather at the same place.
+        """
+        slot = self._slots.get(x.untyped_storage()._cdata)
+        storage = zeros.untyped_storage()
+        if slot is not None and storage._cdata not in self._slots:
+            self._slots[storage._cdata] = StorageWeakRef(storage), slot[1], slot[2], True
 
     def read(self, note: Any) -> Tensor:
         """The tensor of a note, or a tensor as it is; every note is read once."""
         if isinstance(note, Tensor):
             return note
-        b, k, size, stride, offset = note
-        return self._regathered(b, k).as_strided(size, stride, offset)
+        b, k, zeros, size, stride, offset = note
+        tensor = self._regathered(b, k)
+        return tensor.new_zeros(size) if zeros else tensor.as_strided(size, stride, offset)
 
     def _regathered(self, b: int, k: int) -> Tensor:
         """Member k of bucket b, gathered for backward; the last note that is read frees it."""

@@ -192,6 +192,43 @@ def test_what_is_gathered_again_for_a_view_is_priced_so() -> None:
     assert plan.stored[0].regather and plan.predicted.volume == pytest.approx(dict(sent))
 
 
+class Scaled(Turned):
+    """Backward reads the weight, since its input takes a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(8, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * self.scale)
+
+
+def scaled(plan: Plan, sample: Sample) -> tuple[Tensor, list[str]]:
+    """The gradient of the weight in a step, and what of its record is not planned."""
+    torch.manual_seed(0)
+    module = Scaled()
+    parallel = parallelize(module, plan, sample)
+    parallel.step(sample.args)
+    assert module.weight.grad is not None
+    return whole(module.weight.grad), mismatches(parallel)
+
+
+@pytest.mark.ranks
+def test_ranks_gather_again_together_where_a_view_becomes_a_partial_sum() -> None:
+    """The first rank reads the view itself, the others zeros."""
+    torch.manual_seed(0)
+    module, sample = Scaled(), Sample((torch.randn(8, 8, dtype=torch.float64),))
+    of = capture(module, sample)
+    plan = next(plan for plan in (random_plan(of, seed, "a=2") for seed in range(400))
+                if plan.index().stored["weight"].regather
+                and any(c.op.startswith("matmul") and c.forward == ("a: B->P",) and c.slot == "other"
+                        for c in plan.conversions))
+    module(*sample.args).backward()
+    for gradient, wrong in on_ranks(2, scaled, plan, sample):
+        torch.testing.assert_close(gradient, module.weight.grad)
+        assert not wrong
+
+
 def accumulated(plan: Plan) -> tuple[float, list[float]]:
     """Two steps before zero_grad: the error of the gradients against twice one step's; what evaluation says."""
     module, sample = built("gpt-1")

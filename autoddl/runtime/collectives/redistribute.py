@@ -26,7 +26,7 @@ from torch import Tensor
 
 from autoddl.core.codecs import CODECS, coded_kind
 from autoddl.core.conversion import COLLECTIVES, Step
-from autoddl.core.layout import Layout
+from autoddl.core.layout import Layout, Split
 from autoddl.core.sparse import SparseRule
 from autoddl.runtime.collectives.coding import decode, decode_sum, encode, error_share
 from autoddl.runtime.collectives.lossless_rows import exponents_of, lacks_exponents
@@ -105,6 +105,12 @@ class Move:
     def sends(self) -> bool:
         """Whether the step communicates."""
         return self._group is not None and self.kind in COLLECTIVES
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the first rank gets its tensor itself or a view of it; others get zeros if this makes a sum."""
+        return not self._copies if self.kind == "slice" else self.kind == "fill" and not isinstance(self._step.source,
+                                                                                                  Split)
 
     def run(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs the step and waits for it; returns the tensors afterwards."""
