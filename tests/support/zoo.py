@@ -147,12 +147,18 @@ def switch(layers: int = 2, B: int = 4, T: int = 16, capacity: int = 3, dtype: t
 
 
 def qwen3_next(B: int = 4, T: int = 16, dtype: torch.dtype = torch.float32) -> Made:
-    """A layer with a delta rule and one with attention, each with experts and one that all tokens share."""
+    """A layer with a delta rule and one with attention, each with experts and one that all tokens share.
+
+    The rule goes by chunks of 8 tokens, not 64: there are two of them, and a third of the operators.
+    """
     config = {**DECODER, "num_hidden_layers": 2, "head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
               "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
               "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16,
               "layer_types": ["linear_attention", "full_attention"], "experts_implementation": "eager"}
-    return _language("Qwen3NextForCausalLM", config, B, T, dtype, {})
+    module, sample = _language("Qwen3NextForCausalLM", config, B, T, dtype, {})
+    rule = next(one for name, one in module.named_modules() if name.endswith("linear_attn"))
+    rule.register_forward_pre_hook(lambda _, args, named: (args, {**named, "chunk_size": 8}), with_kwargs=True)
+    return module, sample
 
 
 def looped(family: str, **options: Any) -> Made:
