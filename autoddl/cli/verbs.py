@@ -109,8 +109,8 @@ def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, op
         return error
     found = ways_out(model, place, sample, progress=progress, **options.words())
     if not found:
-        detail = ("nor does one with all blocks recomputed or with up to 8 times the microbatches: use more devices, a "
-                  "smaller batch or a larger budget")
+        detail = ("none was found with all blocks recomputed or with up to 8 times the microbatches either: use more "
+                  "devices, a smaller batch or a larger budget")
         return Infeasible(error.needed, error.budget, detail, error.reachable)
     said = " or ".join(f"{words} (a plan fits, at {show_seconds(seconds)} a step or less)" for words, seconds in found)
     detail = f"add {said}; or use more devices, a smaller batch or a larger budget"

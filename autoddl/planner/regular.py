@@ -3,9 +3,8 @@
     alike    blocks of equal ops, whose variables have the same choices
     kind     blocks that are alike and chose alike, their recomputation included
 
-A plan is kept if it fits the budget and is fast enough. Where the search proved a gap within its tolerance, so has the
-plan. Where it ended with a larger gap, the plan is slower than the found one by no more than the tolerance. The bound
-of all plans is one of it too. Two ways lead to such plans:
+A plan is kept if it fits the budget. It must be as fast as the found one, or have a proven gap within the tolerance of
+the search. The bound of all plans is one of it too. Two ways lead to such plans:
 
     merges      every block of a kind takes the choices of another, the smallest kind first, into the largest first
     mixtures    n blocks of a kind a, perhaps one of a kind c, and the others of a kind b, for blocks that are alike
@@ -28,7 +27,7 @@ from autoddl.planner.mixtures import MANY_KINDS, Measure, mixtures
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import predict_memory
 
-__all__ = ["allowed_seconds", "regular"]
+__all__ = ["regular"]
 
 MOST_MERGES = 32
 """Merges that may fail; each prices a plan and draws its memory."""
@@ -60,7 +59,7 @@ def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> So
     if all(len(kinds) == 1 for kinds in _kinds(space, choice)):
         return found.best
     first = draft(found.best)
-    limit = allowed_seconds(first, task.options.tolerance)
+    limit = max(first.predicted.seconds * (1 + SAME), first.bound / (1 - task.options.tolerance))
 
     def priced(new: tuple[int, ...]) -> tuple[Solved, float, float]:
         """The choices, with the seconds and the peak of their plan."""
@@ -78,13 +77,6 @@ def regular(task: PlanTask, found: Found, draft: Callable[[Solved], Plan]) -> So
                 best, choice = solved, new
                 break
     return _merged(space, choice, best, priced, limit, task.budget)
-
-
-def allowed_seconds(found: Plan, tolerance: float) -> float:
-    """Seconds that a plan of fewer kinds may take: within the proven gap, else that much above the found plan."""
-    proved = found.bound / (1 - tolerance)
-    return max(found.predicted.seconds * (1 + SAME), proved) if found.gap <= tolerance else \
-        found.predicted.seconds * (1 + tolerance)
 
 
 def _merged(space: Space, choice: tuple[int, ...], best: Solved,

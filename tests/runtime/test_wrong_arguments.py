@@ -192,7 +192,12 @@ def test_a_state_of_some_names_is_loaded_where_it_is_asked_for(case: Case) -> No
 
 def errors_of_drifting_ranks(folder: str, each: int) -> list[int]:
     """The steps at which a rank whose batches differ from the third on is told."""
-    parallel_model.COMPARED = each
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parallel_model, "COMPARED", each)
+        return steps_that_are_told(folder, each)
+
+
+def steps_that_are_told(folder: str, each: int) -> list[int]:
     parallel = autoddl.parallelize(tiny(1), autoddl.load_plan(folder))
     for number in range(8):
         ids = torch.full((8, 6), parallel.groups.rank if number > 2 else 0)
