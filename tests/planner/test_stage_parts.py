@@ -150,7 +150,7 @@ def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower
     assert candidate.bound <= candidate.seconds < float("inf")
 
 
-@pytest.mark.parametrize("policies", [("every-2",), ("first-1",), ("full", "every-2"), ("full",), ("none", "every-2")])
+@parametrize_or_slow("policies", [("every-2",), ("full", "every-2")], [("first-1",), ("full",), ("none", "every-2")])
 def test_a_policy_that_counts_blocks_says_nothing_of_longer_stages(policies: tuple[str, ...]) -> None:
     """Of two blocks every-2 runs one again, of one block that one."""
     model, sample = zoo.named("gpt2", layers=3, B=8)

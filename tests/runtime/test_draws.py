@@ -60,7 +60,7 @@ def plans_of(mesh: str, count: int, names: Iterable[str] = DRAWS) -> dict[str, l
 @pytest.mark.ranks
 @parametrize_or_slow("mesh", MESHES[1:], MESHES[:1])
 def test_modules_draw_the_same_bits_on_every_mesh(mesh: str) -> None:
-    count = 2
+    count = 1 + (mesh == "a=4")
     alone = drawn(plans_of("one=1", 1))
     for ranks in on_ranks(4, drawn, plans_of(mesh, count)):
         for k, steps in enumerate(ranks):

@@ -204,6 +204,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @shaping
 def test_on_shaped_links_messages_beat_the_library(tmp_path: Path) -> None:
     """2 MB to scatter over 2 nodes of 2 on links of 12.5 MB/s: 0.04 s by levels, 0.24 s as a flat all-reduce."""
