@@ -4,19 +4,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
+import numpy as np
 import pytest
+import torch
 import zoo
+from every_pipeline import CLUSTER, Chain
 
 from autoddl.core.errors import InputError
 from autoddl.core.layout import local_shape
 from autoddl.core.pipeline import flights_of
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_here
+from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.cut_problems import cut_problem
+from autoddl.planner.pipelines.joint_stages import SharedPrice
+from autoddl.planner.pipelines.pipeline_candidate import try_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
-from autoddl.planner.pipelines.staged_steps import staged_step
+from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import stage_times, staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_lanes import stored_apart
@@ -69,6 +77,30 @@ def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts, mo
     step = staged_step(whole, part.graph, part.task.cluster)
     alone = [plan.predicted.update for plan in found]
     assert [one.update for one in step.stages[:3]] == alone[:3] and step.stages[3].update < alone[3]
-    nbytes, seconds = part.twice[3]
-    assert part.twice[:3] == ((0.0, 0.0),) * 3 and nbytes >= 3 * piece
-    assert alone[3] - step.stages[3].update <= seconds * (1 + 1e-9)
+    twice = part.twice[3]
+    assert part.twice[:3] == ((0.0,) * 3,) * 3 and twice.nbytes >= 3 * piece and not twice.exchange
+    assert alone[3] - step.stages[3].update <= twice.update * (1 + 1e-9)
+
+
+def test_what_is_known_of_tied_stages_counts_the_exchange_of_copies_once() -> None:
+    """The first and the last block share a weight, and under chimera:1 a rank has both stages: one exchange is due."""
+    torch.manual_seed(0)
+    model = Chain((64, 64, 64, 64))
+    model.blocks[-1].get_submodule("linear").weight = model.blocks[0].get_submodule("linear").weight
+    cluster = parse_cluster(CLUSTER.format(flops=100, fast=100, slow=1, latency=1), "slow")
+    options = PlanOptions(microbatches=(2,), max_axes=1, workers=1)
+    task = task_of(model, cluster, torch.randn(16, 64), options, "chain", None)
+    places = places_of(task.variant(2).original, ())
+    part = StageParts(task, 2, 2, 2, places, placement=Staged(places[:1], "chimera:1", 2).pipes)
+    staged = part.staged("chimera:1", (1,))
+    flights, tried = flights_of(staged.schedule()), try_cut(part, "chimera:1", (1,))
+    price = SharedPrice((1,), ((2.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),), 1e-12)
+    part.sharpen(1, part.units, flights[1])
+    part.learn_priced(1, part.units, flights[1], price.weights[0], price.price)
+    problem = cut_problem(part, staged.schedule(), flights, [price])
+    (_, last), _ = stage_times(cluster, tried.plans, staged, part.graph)
+    for weights, values in problem.known:
+        assert values[1, part.units - 2] <= np.dot(weights, last) * (1 + 1e-9), weights
+    most = np.dot(price.weights[0][:6], last) + price.price * tried.plans[1].predicted.peak_bytes
+    assert problem.priced[0].values[0, part.units - 2] <= most * (1 + 1e-9)
+    assert problem.known[1][1][1, part.units - 2] > 0 and part.twice[1].exchange > last.reduce / 2 > 0

@@ -11,6 +11,7 @@ from math import inf
 
 import numpy as np
 
+from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
 from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
 from autoddl.planner.pipelines.joint_stages import SharedPrice
@@ -45,10 +46,16 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
                 sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
                 values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
     every = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items())
-    twice = np.array([update for _, update in part.twice])[:, None]
     return CutProblem(schedule, seconds, part.transfers, whole,
-                      tuple((weights, np.maximum(values - weights[5] * twice, 0.0)) for weights, values in every),
+                      tuple((weights, _once(part, weights, values)) for weights, values in every),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
+
+
+def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
+    """[s, n]: what is known, less what a stage before on the same ranks may have counted of it."""
+    twice = np.array([one.seconds(weights) for one in part.twice])
+    found: Array = np.maximum(values - twice[:, None], 0.0)
+    return found
 
 
 def _begins(part: StageParts, s: int, n: int) -> list[int]:
@@ -65,9 +72,9 @@ def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> Pr
         known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
         for n in range(1, part.units - part.stages + 2):
             begins = _begins(part, s, n)
-            least = known[begins, [a + n for a in begins]].min() - sent / 2 - weights[5] * part.twice[s][1]
+            least = known[begins, [a + n for a in begins]].min() - sent / 2 - part.twice[s].seconds(weights)
             values[i, n - 1] = max(0.0, least)
-    budget = part.task.budget + sum(part.twice[s][0] for s in one.stages)
+    budget = part.task.budget + sum(part.twice[s].nbytes for s in one.stages)
     return PricedStages(one.stages, one.weights, one.price, budget, values)
 
 

@@ -43,7 +43,7 @@ from autoddl.planner.pins import pins_of_part
 from autoddl.planner.pipelines.stage_ports import CopyMessages, Port, ports_of
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
-from autoddl.planner.pipelines.stored_once import most_twice
+from autoddl.planner.pipelines.stored_once import Twice, most_twice
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import cone_cost, floor_sums
 from autoddl.pricing.price import Pricing
@@ -236,10 +236,10 @@ class StageUnits:
         return found
 
     @cached_property
-    def twice(self) -> tuple[tuple[float, float], ...]:
+    def twice(self) -> tuple[Twice, ...]:
         """By stage, most bytes and seconds that it and a stage before it on the same ranks may both count.
 
-        They are those of storing and updating a parameter that both read (`stored_once`).
+        They are those of storing, updating and exchanging a parameter that both read (`stored_once`).
         """
         readers, graph = self._readers(), self.task.variant(self.microbatches).graph
         found = []
@@ -248,7 +248,8 @@ class StageUnits:
             names = {fqn for fqn, units in readers.items() if before & units and set(self._within(s)) & units
                      and len(units) > 1}
             found.append(most_twice([one for one in graph.tensors if one.kind is Kind.PARAMETER and one.fqn in names],
-                                    self.cluster, graph, self.task.options.optimizer) if names else (0.0, 0.0))
+                                    self.cluster, graph, self.task.options.optimizer, self.copies)
+                         if names else Twice())
         return tuple(found)
 
     def _within(self, s: int) -> range:

@@ -5,12 +5,13 @@ peak has its piece of the parameter and of the optimizer's state, and each stage
 one piece, since such stages store it alike (`tied_stages`). Its gradient counts for both, though it is summed in one
 place: peaks may come before and behind it.
 
-Bounds of single stages have the parameter too. So from their sums is taken what it can be at most: that of a rank that
-has it whole (`most_twice`).
+Bounds of single stages have the parameter too, and where stages have copies also the exchange of its gradient. So from
+their sums is taken what these can be at most: those of a rank that has it whole (`most_twice`).
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs
@@ -19,10 +20,10 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, shared_here
 from autoddl.cost_models import Cluster
 from autoddl.pricing.optimizers import optimizer_of
-from autoddl.pricing.price import Pricing, update_seconds
+from autoddl.pricing.price import Copies, Pricing, update_seconds
 from autoddl.schedule.memory_line import stored_bytes
 
-__all__ = ["bytes_twice", "most_twice", "together_bytes", "update_twice"]
+__all__ = ["Twice", "bytes_twice", "most_twice", "together_bytes", "update_twice"]
 
 
 def bytes_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int]
@@ -62,15 +63,34 @@ def update_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement:
     return found
 
 
-def most_twice(tensors: Sequence[Tensor], cluster: Cluster, graph: Graph, optimizer: str) -> tuple[float, float]:
-    """(bytes, seconds of an update) that ranks may count twice of these parameters, at most.
+class Twice(NamedTuple):
+    """What ranks may count twice of parameters that their stages share, at most.
 
-    `cluster` is that of a part, `graph` the planned one.
+        nbytes      of storing them
+        update      seconds of their update
+        exchange    seconds in which copies of a stage exchange their gradients
+    """
+
+    nbytes: float = 0.0
+    update: float = 0.0
+    exchange: float = 0.0
+
+    def seconds(self, weights: Sequence[float]) -> float:
+        """The seconds, where those of a stage count so often."""
+        return weights[4] * self.exchange + weights[5] * self.update
+
+
+def most_twice(tensors: Sequence[Tensor], cluster: Cluster, graph: Graph, optimizer: str, copies: Copies | None
+               ) -> Twice:
+    """What ranks may count twice of these parameters, at most: that of a rank that has them whole.
+
+    `cluster` is that of a part, `graph` the planned one, `copies` what copies of a stage exchange.
     """
     mesh = Mesh((Axis("rank", cluster.size),))
     whole, pricing = Layout.broadcast(mesh), Pricing(graph, mesh, cluster, optimizer)
     nbytes = sum(sum(stored_bytes(one, whole, mesh, optimizer_of(optimizer)).values()) for one in tensors)
-    return nbytes, sum(update_seconds(pricing, one, whole) for one in tensors)
+    return Twice(nbytes, sum(update_seconds(pricing, one, whole) for one in tensors),
+                 sum(copies.seconds(one, whole, mesh) for one in tensors) if copies else 0.0)
 
 
 def _shared(graphs: Sequence[StageGraph], placement: Sequence[int]) -> Iterator[tuple[str, int, tuple[int, ...]]]:
