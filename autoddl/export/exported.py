@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from autoddl.api import Progress
 from autoddl.api import plan as find
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import Schedule, first_ranks
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster
@@ -29,8 +31,9 @@ from autoddl.export.target import Target, near
 from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.staged import stage_cluster
+from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.task import PlanTask, task_of
-from autoddl.schedule.memory_line import predict_memory
+from autoddl.schedule.memory_line import with_memory_peak
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,21 +104,29 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
     best, made, lost = min(found, key=lambda one: one.plan.predicted.seconds)
     if best.pipeline is None:
         subject = replace(subject, pieces=tensor_pieces(best), norms=norm_modules(subject.hubs))
-    least = target.keeps and made.recompute.endswith("selective")
-    most = peak_without_recomputation(best, subject, plan.source["optimizer"]) if least else best.predicted.peak_bytes
+    may_keep = target.keeps and made.recompute.endswith("selective")
+    most = peak_without_recomputation(best, subject, plan.source["optimizer"]) if may_keep else \
+        best.predicted.peak_bytes
     return Exported(name, made, target.write(made, subject), lost, tuple(target.notes(made)), best,
                     plan.predicted.seconds, plan.predicted.peak_bytes, most)
 
 
 def peak_without_recomputation(plan: Plan, subject: Subject, optimizer: str) -> float:
-    """Bytes of a rank at the peak of a plan of the subject, if backward computed nothing again."""
+    """Bytes of a rank at the peak of a plan of the subject, if backward computed nothing again.
+
+    Those of the stages of a rank are added, as in the plan's own peak (`stored_once`).
+    """
     if plan.pipeline is None:
-        stages = [(plan, subject.hubs, subject.cluster)]
-    else:
-        part, cuts = stage_cluster(subject.cluster, plan.mesh.sizes[0]), cut_graph(subject.graph, plan.pipeline.cuts)
-        stages = [(one.plan, add_hubs(cut.graph), part) for one, cut in zip(plan.pipeline.stages, cuts, strict=True)]
-    return max(predict_memory(replace(one, recompute=()), graph, optimizer, cluster).peak
-               for one, graph, cluster in stages)
+        return _with_all_kept(plan, subject.hubs, optimizer, subject.cluster).predicted.peak_bytes
+    part, cuts = stage_cluster(subject.cluster, plan.mesh.sizes[0]), cut_graph(subject.graph, plan.pipeline.cuts)
+    stages = [_with_all_kept(one.plan, add_hubs(cut.graph), optimizer, part)
+              for one, cut in zip(plan.pipeline.stages, cuts, strict=True)]
+    return max(together_bytes(stages, cuts, first_ranks(Schedule.parse(plan.pipeline.schedule))).values())
+
+
+def _with_all_kept(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
+    """The plan with the peak that it has if backward computes nothing again; `graph` is the planned one."""
+    return with_memory_peak(replace(plan, recompute=()), graph, optimizer, cluster)
 
 
 class _Priced(NamedTuple):
