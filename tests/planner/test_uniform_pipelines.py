@@ -4,10 +4,14 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import tiny
+import torch
+from torch import nn
 
+import autoddl
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import HUB, add_hubs, needed_ops
@@ -46,6 +50,26 @@ def test_stages_have_equally_many_blocks(stages: int) -> None:
 def test_what_cannot_be_uniform_says_so() -> None:
     with pytest.raises(InputError, match=re.escape("3 stages cannot have equally many of the model's 4 blocks")):
         uniform_cuts(task().variant(4).original, 3)
+
+
+class Normed(nn.Module):
+    """Blocks of a product and a batch norm, which updates its statistics in every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("how", [{"mine": "pp=2"}, {"stages": (2,)}])
+def test_a_buffer_that_every_pipe_would_update_is_refused_before_any_search(how: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=r"buffer blocks\.0\.1\..* 2 pipes would update a copy each: take 1f1b"):
+        autoddl.plan(Normed(), TWO_BY_TWO, torch.randn(8, 8), schedule=("chimera:1",), microbatches=(2,), workers=1,
+                     **how)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
-from autoddl.core.stages import check_updates, cut_graph
+from autoddl.core.stages import cut_graph
 from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
@@ -212,7 +212,6 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
         each = f" ({chunks} chunks on each of {parts} parts)" if chunks > 1 else ""
         raise InputError(f"{stages} stages{each} need {stages - 1} cuts, and this model can be cut at {len(places)} "
                           "places, the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    check_updates(task.graph, pipes)
     name = f"chimera:{pipes // 2}" if pipes > 1 else "zb-v"
     where = generate(name, parts, microbatches).placement if pipes > 1 or (splits and chunks > 1) else ()
     if other is not None and other.task == task:

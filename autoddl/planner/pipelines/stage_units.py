@@ -36,7 +36,7 @@ from autoddl.core.recompute import (
     renamed_policy,
 )
 from autoddl.core.split_backward import weights_of
-from autoddl.core.stages import StageGraph, crossing, cut_graph
+from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
@@ -86,6 +86,10 @@ class StageUnits:
     placement: tuple[tuple[int, ...], ...] = ()
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises InputError where steps update a buffer of which every pipe would have a copy."""
+        check_updates(self.task.graph, max(1, len(self.placement)))
 
     @property
     def where(self) -> tuple[int, ...]:

@@ -142,8 +142,8 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
         return
     plain = replace(task, options=replace(task.options, mine=None))
     for grid, within in grids.items():
-        part = StageParts(plain, stages, parts, microbatches, places, within, placement=pipes)
         try:
+            part = StageParts(plain, stages, parts, microbatches, places, within, placement=pipes)
             yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
         except (Infeasible, InputError) as error:
             yield error
