@@ -20,7 +20,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import cut_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice
-from autoddl.planner.pipelines.pipeline_candidate import try_cut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut, try_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged
@@ -74,6 +74,8 @@ def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts, mo
     piece = prod(local_shape(graph.shape, found[0].index().stored[TIED].layout, found[0].mesh)) * 4
     beside = sum(found[s].predicted.peak_bytes for s in (1, 2))
     assert whole.predicted.peak_bytes == pytest.approx(max(most - 3 * piece, beside)), "a weight, and two of AdamW"
+    told = CutSearch(part, "zb-v", lambda _: None, tried={(1, 2, 3): TriedCut((1, 2, 3), tuple(found), 0.0)}).row.nbytes
+    assert told == pytest.approx(whole.predicted.peak_bytes), "of a rank, as the plan itself says"
     step = staged_step(whole, part.graph, part.task.cluster)
     alone = [plan.predicted.update for plan in found]
     assert [one.update for one in step.stages[:3]] == alone[:3] and step.stages[3].update < alone[3]

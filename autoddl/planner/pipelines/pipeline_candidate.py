@@ -30,7 +30,7 @@ from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cu
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
-from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_prices
+from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
@@ -179,7 +179,7 @@ class CutSearch:
     def row(self) -> Alternative:
         """The outcome of the candidate so far."""
         found, bound = self.found, min(self.bound, self.seconds)
-        peak = max(plan.predicted.peak_bytes for plan in found.plans) if found else None
+        peak = rank_peak(self.part, self.part.staged(self.name, found.cut), found.plans) if found else None
         detail = "proved" if found and self._reaches(found.seconds) else \
             "no better than the best" if self._reaches(self.best) else self.ended or "the time was over"
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,

@@ -21,9 +21,10 @@ from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage
 from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 
-__all__ = ["fitting_plans", "rank_prices"]
+__all__ = ["fitting_plans", "rank_peak", "rank_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -62,6 +63,11 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
             plans[s] = plan
     found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
     return tuple(replace(plan, budget=part.task.budget) for plan in found)
+
+
+def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
+    """Bytes of the fullest rank with all stages that it has."""
+    return max(together_bytes(plans, cut_graph(part.graph, staged.cuts), staged.placement).values())
 
 
 def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) -> list[SharedPrice]:
