@@ -169,10 +169,12 @@ def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
     return tuple(found)
 
 
-def first_ranks(schedule: Schedule) -> tuple[int, ...]:
-    """By stage, the first rank that has it. Stages with the same first rank have all ranks in common (`check_copies`).
+def first_ranks(placement: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """By stage, the first rank of `placement[pipe][stage]` that has it.
+
+    Stages with the same first rank have all ranks in common (`check_copies`).
     """
-    return tuple(min(pipe[stage] for pipe in schedule.placement) for stage in range(schedule.stages))
+    return tuple(map(min, zip(*placement, strict=True)))
 
 
 def check_copies(schedule: Schedule) -> None:

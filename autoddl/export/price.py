@@ -156,7 +156,7 @@ def _staged(task: PlanTask, given: Configuration, subject: Subject) -> Plan:
     problems: list[AutoDDLError] = []
     for policy in task.options.recompute:
         own = replace(task, options=replace(task.options, recompute=(policy,)))
-        part = StageParts(own, stages, given.stages, given.microbatches, cuts, splits=splits, placement=where)
+        part = StageParts(own, stages, given.stages, given.microbatches, cuts, where, splits=splits)
         try:
             found.append(plan_of_cut(part, given.schedule, try_cut(part, given.schedule, tuple(range(1, stages)))))
         except (Infeasible, InputError) as error:

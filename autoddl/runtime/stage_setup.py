@@ -87,7 +87,7 @@ def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
     actions = stage_actions(schedule, links_of(lanes))
     _check_stages(plan, schedule)
     parts = cut_graph(graph, plan.pipeline.cuts)
-    apart = stored_apart([stage.plan for stage in stages], parts, first_ranks(schedule))
+    apart = stored_apart([stage.plan for stage in stages], parts, first_ranks(schedule.placement))
     if apart is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
                          f"{apart.fqn}, but store other pieces of it: plan again")

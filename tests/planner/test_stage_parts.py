@@ -23,6 +23,7 @@ from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
+ONE_PIPE = ((0, 1),)
 WEIGHTS = (4.0, 4.0, 0.0, 1.0, 1.0, 1.0, 4.0, 4.0)
 
 
@@ -34,7 +35,7 @@ def _task() -> PlanTask:
 
 def _parts(budget: float) -> StageParts:
     task = replace(_task(), budget=budget)
-    return StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()))
+    return StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE)
 
 
 def _peak(parts: StageParts, in_flight: int) -> float:
@@ -104,20 +105,20 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
     task = task_of(model, TWO_BY_TWO, sample, PlanOptions(microbatches=(4,), max_axes=1, workers=1), name, None)
     places = places_of(task.variant(4).original, ())
     every = [pair for pair in combinations(range(len(places) + 2), 2) if pair != (0, len(places) + 1)]
-    searched = StageParts(task, 2, 2, 4, places)
+    searched = StageParts(task, 2, 2, 4, places, ONE_PIPE)
     for a, b in every:
         searched.bound(a, b, ONE)
         searched.sharpen(a, b, ONE)
     raised = 0
     for length in (1, 2):
-        known = StageParts(task, 2, 2, 4, places)
+        known = StageParts(task, 2, 2, 4, places, ONE_PIPE)
         for a, b in every:
             if b - a <= length:
                 known.bound(a, b, ONE)
                 known.sharpen(a, b, ONE)
         for weights in (None, known.repeated, known.behind, *PASSES, *SINGLES):
             less, more, floor = (one.wholes([ONE])[ONE] if weights is None else one.least(weights)
-                                 for one in (known, searched, StageParts(task, 2, 2, 4, places)))
+                                 for one in (known, searched, StageParts(task, 2, 2, 4, places, ONE_PIPE)))
             at = tuple(np.array(every).T)
             assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
             raised += int((less[at] > floor[at] * 1.01).sum())
@@ -138,7 +139,7 @@ def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
     task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
     places = places_of(task.variant(4).original, ())
-    candidate = CutSearch(StageParts(task, 2, 2, 4, places), "1f1b", lambda _: None)
+    candidate = CutSearch(StageParts(task, 2, 2, 4, places, ONE_PIPE), "1f1b", lambda _: None)
     candidate.advance(float("inf"))
     assert len(searches) == 1 and candidate.bound > 0.0
     first = candidate.bound
@@ -157,7 +158,7 @@ def test_a_policy_that_counts_blocks_says_nothing_of_longer_stages(policies: tup
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=policies)
     task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
     places = places_of(task.variant(4).original, ())
-    known, searched = StageParts(task, 2, 2, 4, places), StageParts(task, 2, 2, 4, places)
+    known, searched = StageParts(task, 2, 2, 4, places, ONE_PIPE), StageParts(task, 2, 2, 4, places, ONE_PIPE)
     known.bound(1, 2, ONE)
     searched.bound(1, 3, ONE)
     assert known.wholes([ONE])[ONE][1, 3] <= searched.wholes([ONE])[ONE][1, 3] * (1 + 1e-9)
@@ -170,7 +171,7 @@ def test_a_pin_of_one_block_says_nothing_of_the_others() -> None:
     for pins in ((), ("*h.0.mlp*weight: node=B",)):
         options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, pins=pins)
         task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
-        parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()))
+        parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE)
         parts.bound(1, 2, ONE)
         parts.bound(2, 3, ONE)
         found.append(parts.wholes([ONE])[ONE])
@@ -184,7 +185,7 @@ def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(f"{names[0]}+{names[1]}",))
     task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
     places = places_of(task.variant(4).original, ())
-    known, searched = StageParts(task, 2, 2, 4, places), StageParts(task, 2, 2, 4, places)
+    known, searched = StageParts(task, 2, 2, 4, places, ONE_PIPE), StageParts(task, 2, 2, 4, places, ONE_PIPE)
     for a in (1, 2, 3):
         known.bound(a, a + 1, ONE)
     for a, b in ((1, 3), (2, 4)):

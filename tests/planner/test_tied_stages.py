@@ -41,7 +41,7 @@ def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
     model, sample = zoo.named("gpt2", layers=2, B=8)
     options = PlanOptions(microbatches=(2,), max_axes=1, workers=1)
     task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
-    part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), splits=True, placement=((0, 1, 1, 0),))
+    part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), ((0, 1, 1, 0),), splits=True)
     staged = part.staged("zb-v", (1, 2, 3))
     graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     assert shared_here(graphs, staged.placement) == {TIED: ((0, 3),)}
@@ -93,7 +93,7 @@ def test_what_is_known_of_tied_stages_counts_the_exchange_of_copies_once() -> No
     options = PlanOptions(microbatches=(2,), max_axes=1, workers=1)
     task = task_of(model, cluster, torch.randn(16, 64), options, "chain", None)
     places = places_of(task.variant(2).original, ())
-    part = StageParts(task, 2, 2, 2, places, placement=Staged(places[:1], "chimera:1", 2).pipes)
+    part = StageParts(task, 2, 2, 2, places, Staged(places[:1], "chimera:1", 2).pipes)
     staged = part.staged("chimera:1", (1,))
     flights, tried = flights_of(staged.schedule()), try_cut(part, "chimera:1", (1,))
     price = SharedPrice((1,), ((2.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),), 1e-12)

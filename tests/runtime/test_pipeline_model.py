@@ -63,7 +63,7 @@ def apart(name: str, plan: Plan) -> StoredApart | None:
     assert plan.pipeline is not None
     stages = plan.pipeline.stages
     return stored_apart([stage.plan for stage in stages], cut_graph(captured(name, plan.microbatches).graph,
-                        plan.pipeline.cuts), first_ranks(Schedule.parse(plan.pipeline.schedule)))
+                        plan.pipeline.cuts), first_ranks(Schedule.parse(plan.pipeline.schedule).placement))
 
 
 def whole(tensor: Tensor) -> Tensor:

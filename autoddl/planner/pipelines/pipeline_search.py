@@ -15,7 +15,6 @@ from typing import NamedTuple
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import cut_graph
@@ -27,7 +26,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
-from autoddl.planner.pipelines.staged import chunks_of, pipes_of, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward, stage_cluster
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
@@ -75,7 +74,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             if key not in parts:
                 alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, m, key[4]))
                 other = next(alike, None)
-                parts[key] = _part(task, *key, other)
+                parts[key] = _part(task, d, m, name, other)
             search = CutSearch(parts[key], name, tell, late)
             search.advance(best)
             searches.append(search)
@@ -196,13 +195,13 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     return pipeline_plan(part.task, staged, plans)
 
 
-def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bool, pipes: int,
-          other: StageParts | None) -> StageParts:
+def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None) -> StageParts:
     """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
     Raises InputError where the cluster or the model cannot be cut so.
     """
     stage_cluster(task.cluster, parts)
+    chunks = chunks_of(name)
     stages = parts * chunks
     if task.options.cut and chunks > 1:
         raise InputError(f"such a schedule has {chunks} stages on each of {parts} parts of the cluster, and "
@@ -212,8 +211,7 @@ def _part(task: PlanTask, parts: int, microbatches: int, chunks: int, splits: bo
         each = f" ({chunks} chunks on each of {parts} parts)" if chunks > 1 else ""
         raise InputError(f"{stages} stages{each} need {stages - 1} cuts, and this model can be cut at {len(places)} "
                           "places, the ends of its blocks: ask for fewer stages, or name the modules with cut")
-    name = f"chimera:{pipes // 2}" if pipes > 1 else "zb-v"
-    where = generate(name, parts, microbatches).placement if pipes > 1 or (splits and chunks > 1) else ()
-    if other is not None and other.task == task:
+    splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
+    if other is not None:
         return other.scheduled(stages, splits, where)
-    return StageParts(task, stages, parts, microbatches, places, splits=splits, placement=where)
+    return StageParts(task, stages, parts, microbatches, places, where, splits=splits)

@@ -26,6 +26,7 @@ from autoddl.core.cost_table import Array
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline import first_ranks
 from autoddl.core.recompute import (
     NO_RECOMPUTE,
     SEARCH,
@@ -69,9 +70,9 @@ class StageUnits:
         parts           of the cluster, each with one stage or several
         microbatches    of a step
         places          positions of the graph at which it may be cut
+        placement       by pipe and stage, the part that has it (`Staged.pipes`)
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
-        placement       by pipe and stage, the part that has it; none: one after the other, again and again
         _ports          the messages between two stages
         _alone          graphs of stages, with their structure
     """
@@ -81,25 +82,25 @@ class StageUnits:
     parts: int
     microbatches: int
     places: tuple[int, ...]
+    placement: tuple[tuple[int, ...], ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
-    placement: tuple[tuple[int, ...], ...] = ()
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InputError where steps update a buffer of which every pipe would have a copy."""
-        check_updates(self.task.graph, max(1, len(self.placement)))
+        check_updates(self.task.graph, len(self.placement))
 
     @property
     def where(self) -> tuple[int, ...]:
         """By stage, its part of the cluster in the first pipe."""
-        return self.placement[0] if self.placement else tuple(stage % self.parts for stage in range(self.stages))
+        return self.placement[0]
 
     @property
     def together(self) -> tuple[int, ...]:
         """By stage, the first part that has it: stages of one part share the memory of its ranks."""
-        return tuple(map(min, zip(*(self.placement or (self.where,)), strict=True)))
+        return first_ranks(self.placement)
 
     @property
     def shares(self) -> bool:
@@ -109,7 +110,7 @@ class StageUnits:
     @property
     def each(self) -> int:
         """Microbatches that a stage runs, on each part that has it."""
-        return self.microbatches // max(1, len(self.placement))
+        return self.microbatches // len(self.placement)
 
     @property
     def units(self) -> int:
@@ -118,7 +119,7 @@ class StageUnits:
 
     @cached_property
     def graph(self) -> Graph:
-        """The captured graph of one microbatch, with its needed ops alone."""
+        """The captured graph of one microbatch, of whose needed ops places are positions."""
         return self.task.variant(self.microbatches).original
 
     @cached_property

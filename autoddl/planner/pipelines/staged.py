@@ -74,7 +74,7 @@ class Staged:
 
         Stages of one part share the memory of its ranks.
         """
-        return first_ranks(generate(self.name, self.parts, self.microbatches))
+        return first_ranks(self.pipes)
 
     @property
     def pipes(self) -> tuple[tuple[int, ...], ...]:

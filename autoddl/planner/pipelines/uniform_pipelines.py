@@ -143,7 +143,7 @@ def _attempts(task: PlanTask, schedule: str, parts: int, microbatches: int
     plain = replace(task, options=replace(task.options, mine=None))
     for grid, within in grids.items():
         try:
-            part = StageParts(plain, stages, parts, microbatches, places, within, placement=pipes)
+            part = StageParts(plain, stages, parts, microbatches, places, pipes, within)
             yield _Solved(grid, part, try_cut(part, schedule, tuple(range(1, stages))))
         except (Infeasible, InputError) as error:
             yield error
