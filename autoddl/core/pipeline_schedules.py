@@ -42,8 +42,8 @@ from types import MappingProxyType
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Kind, Schedule
 
-__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "one_f_one_b", "zb_h1", "zb_h2",
-           "zb_v"]
+__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "named", "one_f_one_b", "zb_h1",
+           "zb_h2", "zb_v"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -207,11 +207,20 @@ def generate(text: str, ranks: int, microbatches: int) -> Schedule:
 
     Raises InputError for an unknown name, and where the numbers do not fit the schedule.
     """
+    name, width = named(text)
+    if ranks < 1 or microbatches < 1:
+        raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
+    return SCHEDULES[name](ranks, microbatches, width)
+
+
+def named(text: str) -> tuple[str, int]:
+    """The name of the schedule called `text`, and its chunks or pairs, 1 where it counts none.
+
+    Raises InputError for an unknown name. Whether such a schedule is for some ranks, `generate` says.
+    """
     name, colon, width = text.partition(":")
     counted = name in ("interleaved", "chimera")
     if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):
         raise InputError(f"{text!r} is no schedule; write gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
                          "dualpipe-v or chimera:PAIRS")
-    if ranks < 1 or microbatches < 1:
-        raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
-    return SCHEDULES[name](ranks, microbatches, int(width or 1))
+    return name, int(width or 1)

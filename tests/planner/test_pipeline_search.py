@@ -5,13 +5,16 @@ from functools import lru_cache
 from itertools import combinations
 
 import pytest
+import torch
 import zoo
+from every_pipeline import CLUSTER, Chain
 from sampling import parametrize_or_slow
 
 import autoddl
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, graph_from_text
 from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.split_backward import waiting_inputs, weights_of
 from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
@@ -24,13 +27,15 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
-from autoddl.planner.pipelines.staged_steps import staged_step
+from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.floors import floor_passes, state_bytes
 from autoddl.schedule.memory_line import predict_memory
 from autoddl.schedule.stage_seconds import stage_seconds
 
 FOUR, TWO_BY_TWO = "examples/clusters/rehearsal-4x1-200.yaml", "examples/clusters/rehearsal-2x2-200.yaml"
+
+SLOW = CLUSTER.format(flops=1, fast=20, slow=10, latency=1)
 
 
 @lru_cache(maxsize=4)
@@ -178,6 +183,22 @@ def _stage_graphs(plan: Plan, one: PlanTask) -> bool:
     graphs = cut_graph(one.variant(4).original, plan.pipeline.cuts)
     return all(graph_from_text(stage.plan.source["graph"]) == graph.graph and add_hubs(graph.graph).ops
                for stage, graph in zip(plan.pipeline.stages, graphs, strict=True))
+
+
+def test_a_message_counts_as_in_the_pipe_where_it_takes_longest() -> None:
+    """Racks of three ranks: the second pair of pipes begins on the last rank of a rack, and leaves it at once."""
+    cluster = parse_cluster(SLOW.replace("size: 2", "size: 3", 1), "six")
+    graph = task_of(Chain((8,) * 7), cluster, torch.randn(12, 8), PlanOptions(workers=1), "chain", None).graph
+    cuts, layout = places_of(graph, ())[:5], (Layout.parse("B"), Mesh.parse("one=1"))
+    first = next(one for one in transfers_of(graph, cuts) if (one.source, one.target) == (0, 1))
+    for name, level in (("chimera:1", (0, 1)), ("chimera:3", (2, 3))):
+        sent, _ = transfer_passes(cluster, Staged(cuts, name, 6), graph, first, layout, layout)
+        assert sent.seconds == transfer_seconds(cluster, 6, *level, 12 * 8 * 4) > 0
+
+
+def test_a_message_takes_as_long_between_two_of_three_as_between_two_of_four() -> None:
+    three, four = (parse_cluster(SLOW.replace("size: 2", f"size: {n}", 1), "some") for n in (3, 4))
+    assert transfer_seconds(three, 6, 0, 1, 1e6) == transfer_seconds(four, 8, 0, 1, 1e6) > 1e6 / 20e6
 
 
 def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:

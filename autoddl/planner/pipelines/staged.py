@@ -10,7 +10,7 @@ from math import gcd
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import generate, named
 from autoddl.cost_models import Cluster
 
 __all__ = ["PIPE", "Staged", "chunks_of", "pipes_of", "splits_backward", "stage_cluster"]
@@ -78,10 +78,7 @@ class Staged:
 
     @property
     def pipes(self) -> tuple[tuple[int, ...], ...]:
-        """By pipe and stage, the part of the cluster that has it. Links are those of the first pipe.
-
-        Those of another pipe between the same stages are of the same level, since pipes are mirrored or turned.
-        """
+        """By pipe and stage, the part of the cluster that has it."""
         return generate(self.name, self.parts, self.microbatches).placement
 
     @property
@@ -107,13 +104,13 @@ def splits_backward(name: str) -> bool:
 
 def pipes_of(name: str) -> int:
     """The number of pipes of a schedule."""
-    kind, _, width = name.partition(":")
-    return 2 * int(width) if kind == "chimera" and width.isdecimal() else 1
+    kind, width = named(name)
+    return 2 * width if kind == "chimera" else 1
 
 
 def chunks_of(name: str) -> int:
     """The number of stages that a schedule has on every part of the cluster."""
-    kind, _, width = name.partition(":")
+    kind, width = named(name)
     if kind in ("zb-v", "dualpipe-v"):
         return 2
-    return int(width) if kind == "interleaved" and width.isdecimal() and int(width) else 1
+    return width if kind == "interleaved" else 1

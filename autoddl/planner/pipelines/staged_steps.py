@@ -53,7 +53,10 @@ def transfer_seconds(cluster: Cluster, parts: int, source: int, target: int, nby
         return 0.0
     size = cluster.size // parts
     level = next(i for i, unit in enumerate(cluster.units[1:]) if source * size // unit == target * size // unit)
-    return collective(cluster, "send", Group(((2, max(size, cluster.units[level])),)), float(nbytes)).seconds
+    stride = max(size, cluster.units[level])
+    children = cluster.units[level + 1] // stride
+    evenly = next(n for n in range(2, children + 1) if children % n == 0)  # a message takes as long among 2 as among 3
+    return collective(cluster, "send", Group(((evenly, stride),)), float(nbytes)).seconds
 
 
 def boundary_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> list[float]:
@@ -87,11 +90,15 @@ def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfe
 
 def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: tuple[Message, ...],
              stages: tuple[int, int]) -> Sent:
-    """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known."""
-    here, there = (staged.pipes[0][stage] for stage in stages)
+    """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known.
+
+    With several pipes it counts as in the one where it takes longest: those of `chimera:3` may lie over other levels.
+    """
+    ways = {(pipe[stages[0]], pipe[stages[1]]) for pipe in staged.pipes}
 
     def seconds(codec: str) -> float:
-        wire = transfer_seconds(cluster, staged.parts, here, there, busiest(sent, tensor.itemsize, codec))
+        nbytes = busiest(sent, tensor.itemsize, codec)
+        wire = max(transfer_seconds(cluster, staged.parts, here, there, nbytes) for here, there in ways)
         passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(sent)
         return wire + sum(elementwise_seconds(cluster.device, times * values) for times in passes)
 
