@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import named
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
 from autoddl.core.sparse import SparseRule
@@ -265,7 +265,7 @@ def _schedules(names: Sequence[str]) -> tuple[str, ...]:
     texts = names.split(",") if isinstance(names, str) else names
     found = tuple(dict.fromkeys(text.strip() for text in texts))
     for name in found:
-        generate(name, 2, 4)
+        named(name)
     if not found:
         raise InputError("a pipeline has some schedule: name one, like '1f1b'")
     return found

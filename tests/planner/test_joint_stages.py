@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from functools import lru_cache
+from itertools import combinations
 from math import inf
 
 import pytest
@@ -17,6 +18,10 @@ from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.plan import Plan
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.pipeline_candidate import try_cut
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
@@ -90,6 +95,22 @@ def test_stages_between_others_are_blended_and_proved_too() -> None:
     plan = autoddl.plan(Chain((16, 64, 16, 64, 16)), "examples/clusters/rehearsal-4x1-400.yaml", torch.randn(32, 16),
                         stages=(4,), microbatches=(4,), max_axes=1, workers=1)
     assert plan.bound <= plan.predicted.seconds and plan.gap < 0.1
+    check_pipeline(plan)
+
+
+@parametrize_or_slow("widths", [(16, 64, 16, 64, 16)], [(16, 64, 16, 64, 16, 64)])
+def test_stages_of_two_pairs_of_pipes_are_planned_and_proved(widths: tuple[int, ...]) -> None:
+    """Every rank has all four stages, and exchanges their gradients one after another."""
+    torch.manual_seed(0)
+    model, sample, place = Chain(widths), torch.randn(32, 16), "examples/clusters/rehearsal-4x1-400.yaml"
+    plan = autoddl.plan(model, place, sample, stages=(4,), schedule=("chimera:2",), microbatches=(4,), max_axes=1,
+                        workers=1)
+    task = task_of(model, place, sample, PlanOptions(microbatches=(4,), max_axes=1, workers=1), "chain", None)
+    places = places_of(task.variant(4).original, ())
+    part = StageParts(task, 4, 4, 4, places, Staged(places[:3], "chimera:2", 4).pipes)
+    every = [try_cut(part, "chimera:2", cut).seconds for cut in combinations(range(1, part.units), 3)]
+    assert plan.bound <= min(every) * (1 + 1e-9) and plan.gap < 1e-3
+    assert plan.predicted.seconds == pytest.approx(min(every), rel=1e-9)
     check_pipeline(plan)
 
 

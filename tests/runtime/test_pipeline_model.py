@@ -155,6 +155,8 @@ CHUNKED = [("gpt-4", 4, "interleaved:2", "all=2", 4), ("gpt-4 dropping", 4, "int
 BOTH_WAYS = [(name, 4, "chimera:1", "one=1", m) for name in ("gpt2-4", "llama-4", "vit-4", "gpt-4 dropping", "t5")
              for m in (2, 4, 8)] + [(name, 2, "chimera:1", "all=2", m) for name in ("gpt2", "llama", "mixture", "bert")
                                     for m in (2, 4)]
+BOTH_WAYS += [("gpt2-4", 4, "chimera:2", "one=1", 4), ("gpt-4 dropping", 4, "chimera:2", "one=1", 8),
+              ("unet", 4, "chimera:2", "one=1", 4)]
 SKIPPING = [*(("unet", 2, schedule, mesh, 4) for schedule, mesh in (
                 ("gpipe", "one=1"), ("1f1b", "all=2"), ("zb-h1", "one=1"), ("zb-h2", "all=2"), ("chimera:1", "one=1"))),
             *(("unet", 4, schedule, "one=1", m) for schedule, m in (

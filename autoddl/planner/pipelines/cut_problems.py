@@ -15,7 +15,7 @@ from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
 from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
 from autoddl.planner.pipelines.joint_stages import SharedPrice
-from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
+from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 
 __all__ = ["cut_problem", "likely_problem"]
 
@@ -26,7 +26,7 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
     m, units, shape = part.each, part.units, (part.stages, part.units)
     seconds = np.full((*shape, len(StageSeconds._fields)), inf)
     whole, known, behind = (np.full(shape, inf) for _ in range(3))
-    more = {weights: np.zeros(shape) for weights in (*SINGLES, *PASSES)}
+    more = {weights: np.zeros(shape) for weights in (*SINGLES, *part.pieces)}
     extra = {weights: np.zeros(shape) for weights in part.weights}
     sides, repeats, least = (0.0, *part.transfers, 0.0), part.least(part.repeated), {w: part.least(w) for w in more}
     wholes, behinds = part.wholes(set(flights)), part.behinds(set(flights))

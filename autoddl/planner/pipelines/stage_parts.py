@@ -8,6 +8,7 @@ A stage is some units in a row, from place a to place b (`stage_units`). Of ever
     repeated    M, no less than m (f + b) of any plan
     single      of the first stage, no less than (f + b) + gather + reduce + update of any plan, and that less gather
     passes      no less than f, and no less than b, of any plan
+    exchange    no less than the reduce of any plan, where stages have copies that exchange gradients
     counted     no less than these seconds, and those of its messages, counted otherwise, of such a plan
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
@@ -52,13 +53,16 @@ from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
 from autoddl.search.pipeline_cuts import joined
 
-__all__ = ["PASSES", "SINGLES", "StageParts"]
+__all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
 Weights = tuple[float, ...]
 """How often each of the `StageSeconds` of a stage counts."""
 
 PASSES: tuple[Weights, ...] = ((1.0, 0.0, 0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 1.0, 0.0, 0.0, 0.0))
 """The counts of a forward, and of a backward."""
+
+EXCHANGE: Weights = (0.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+"""The counts of a reduction: with copies, a rank reduces several stages one after another behind few of its actions."""
 
 SINGLES: tuple[Weights, ...] = ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 0.0, 1.0, 1.0))
 """The counts of one microbatch and of what comes once, of a first stage, with its gather and without."""
@@ -140,7 +144,7 @@ class StageParts(SolvedStages):
         if weights == self.behind:
             most = np.maximum(most, self.least(self.repeated))
         if weights in SINGLES:
-            most = np.maximum(most, sum(self.least(one) for one in PASSES))
+            most = np.maximum(most, sum(self.least(one) for one in self.pieces))
         return joined(most, weights[0] * self.apart if self.apart < inf else inf)
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
@@ -150,6 +154,11 @@ class StageParts(SolvedStages):
 
     def _behind_bound(self, flight: Flight, key: str) -> float:
         return self._least.get((key, self.behind, flight), 0.0)
+
+    @property
+    def pieces(self) -> tuple[Weights, ...]:
+        """The counts of pieces of a step of which something is known."""
+        return (*PASSES, EXCHANGE) if self.copies else PASSES
 
     @property
     def repeated(self) -> Weights:
@@ -246,7 +255,7 @@ class StageParts(SolvedStages):
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
-        news = [self._search_least(graph, key, weights) for weights in (*PASSES, *(SINGLES if a == 0 else ()))]
+        news = [self._search_least(graph, key, weights) for weights in (*self.pieces, *(SINGLES if a == 0 else ()))]
         if not self.shares:
             news.append(self.fit(a, b, flight))
         solved = self._alone_solved(graph, key, flight)
