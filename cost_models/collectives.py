@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil, log2, prod
 
+from autoddl.core.errors import InputError
 from autoddl.core.sparse import BINS, RENEWED, ROUNDS, SPARSE
 from autoddl.cost_models.backends import BACKENDS, KINDS, Algorithm, Backend
 from autoddl.cost_models.call import CollectiveCall, sent_bytes
@@ -111,11 +112,16 @@ def _sparse(cluster: Cluster, group: Group, nbytes: float) -> Price:
                  both("sent"))
 
 
-def moved_by(algorithm: str, kind: str, n: int, nbytes: float, ways: tuple[int, ...] = ()) -> float:
+def moved_by(algorithm: str, kind: str, n: int, nbytes: float, ways: tuple[int, ...]) -> float:
     """Bytes that each of n ranks sends by an algorithm: all N to switches that reduce, else those of a ring.
 
-    In stages a rank sends (w-1)/w N in each of the levels, which have `ways` members."""
+    In stages a rank sends (w-1)/w N in each of the levels, which have `ways` members. They must be known for these:
+    raises InputError where their product is not n.
+    """
     if algorithm == Algorithm.STAGES:
+        if prod(ways) != n:
+            raise InputError(f"{kind} of {n} ranks in stages over levels of {'x'.join(map(str, ways)) or 'unknown'} "
+                             f"members: their product is {n}; a plan that keeps its cluster knows them")
         return sum((w - 1) / w for w in ways) * nbytes
     return float(nbytes) if algorithm == Algorithm.SWITCH_TREE else sent_bytes(kind, n, nbytes)
 

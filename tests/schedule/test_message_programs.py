@@ -87,6 +87,12 @@ def test_an_all_to_all_in_stages_sends_as_much_over_the_outermost_level_as_any(w
             moved_by("stages", "all-to-all", n, 1.0, ways))
 
 
+@pytest.mark.parametrize("ways", [(), (2, 2)])
+def test_stages_over_unknown_levels_have_no_bytes(ways: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=r"all-to-all of 8 ranks in stages over levels of (unknown|2x2) members"):
+        moved_by("stages", "all-to-all", 8, 1.0, ways)
+
+
 def test_an_all_to_all_of_few_bytes_over_long_ways_goes_in_stages() -> None:
     """Two messages over 20 ms instead of eight: 2 x 4 ranks, of which one pairs with four others outside."""
     text = TEXT.replace("size: 2, bandwidth: 1 GB/s", "size: 4, bandwidth: 1 GB/s").replace("100 us", "20 ms")
