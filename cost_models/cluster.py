@@ -104,13 +104,16 @@ def device_names() -> tuple[str, ...]:
 
 
 def near_devices(name: str) -> str:
-    """The known devices that a name may mean, with their memory: all that begin with it, or the nearest."""
-    known = device_names()
-    near = [one for one in known if one.lower().startswith(name.lower())]
-    near = near or get_close_matches(name, known, n=1, cutoff=0.0)
+    """The known devices that a name may mean, with their memory: all that begin with it, or the nearest; "" for none.
+
+    Half of a name may differ: its memory stands behind it.
+    """
+    by_lower = {known.lower(): known for known in device_names()}
+    near = [known for lower, known in by_lower.items() if lower.startswith(name.lower())]
+    near = near or [by_lower[lower] for lower in get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)]
     every = [f"{one!r} ({show_bytes(device.memory)} at {show_rate(device.bandwidth)})"
              for one, device in ((one, load_device(one)) for one in near)]
-    return " or ".join(filter(None, (", ".join(every[:-1]), every[-1])))
+    return " or ".join(filter(None, (", ".join(every[:-1]), *every[-1:])))
 
 
 def load_device(name: str) -> Device:
@@ -121,9 +124,10 @@ def load_device(name: str) -> Device:
 def _of_hardware(name: str) -> WrittenDevice:
     by_lower = {known.lower(): known for known in device_names()}
     if name.lower() not in by_lower:
-        raise InputError(f"{name!r} is no known device; did you mean {near_devices(name)}? Known are "
-                         f"{', '.join(device_names())}; any other is written inline: device: {{name, memory, "
-                         "bandwidth, peak}")
+        near = near_devices(name)
+        rest = f"there are {', '.join(device_names())}; any other is written inline: device: " \
+               "{name, memory, bandwidth, peak}"
+        raise InputError(f"{name!r} is no known device; " + (f"did you mean {near}? T{rest[1:]}" if near else rest))
     path = _HARDWARE / f"{by_lower[name.lower()]}.yaml"
     return validate_tree(WrittenDevice, _tree(_read(path, "device file"), path.name), path.name)
 

@@ -9,7 +9,6 @@ latency a:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 
@@ -88,9 +88,8 @@ def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
     name = str(tree["link"])
     by_lower = {known.lower(): known for known in _links()}
     if name.lower() not in by_lower:
-        near = by_lower[get_close_matches(name.lower(), by_lower, n=1, cutoff=0.0)[0]]
-        raise InputError(f"{name!r} is no known link; did you mean {near!r}? Known are {', '.join(_links())}; "
-                         f"any other is written as bandwidth and latency")
+        near = near_names(name, _links(), f"known are {', '.join(_links())}", most=1)
+        raise InputError(f"{name!r} is no known link; {near}; any other is written as bandwidth and latency")
     facts = dict(_links()[by_lower[name.lower()]])
     if "protocol" in tree and tree["protocol"] != facts.get("protocol"):
         facts.pop("efficiency", None)  # it was that of the usual protocol

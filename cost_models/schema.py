@@ -14,13 +14,13 @@ a mistake names its place, the value, the rule and the way out.
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, StrictInt, ValidationError
 from pydantic import model_validator as validator
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models.links import PROTOCOLS, expand_link
 from autoddl.cost_models.machine import BACKEND_NAMES, ITEMSIZE_OF_PEAK, KERNELS, TOPOLOGIES
 from autoddl.cost_models.sold import how_far
@@ -86,8 +86,8 @@ class Written(BaseModel):
         keys = list(cls.model_fields)
         for key in data if isinstance(data, dict) else ():
             if key not in keys:
-                near = get_close_matches(str(key), keys, n=1, cutoff=0.0)[0]
-                raise ValueError(f"unknown key {key!r}; did you mean {near!r}? The keys are {', '.join(keys)}")
+                near = near_names(str(key), keys, f"the keys are {', '.join(keys)}", most=1)
+                raise ValueError(f"unknown key {key!r}; {near}")
         return data
 
 

@@ -9,7 +9,6 @@ are terms of a step (`schedule.run_step`): seconds of the host, bytes that are c
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import yaml
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Cluster, Device
 
 __all__ = ["HOST", "SLOWDOWN", "SLOWER", "SOFTWARE", "SOFTWARE_FILE", "UPDATE", "Software", "attention_slowdown",
@@ -99,8 +99,8 @@ _BEST: Mapping[str, str] = MappingProxyType({name: row["generation"] for name, r
 def software_named(name: str) -> Software:
     """The profile of a name. Raises InputError for an unknown one."""
     if name not in SOFTWARE:
-        near = get_close_matches(name, SOFTWARE, n=1, cutoff=0.0)[0]
-        raise InputError(f"there is no software {name!r}; did you mean {near!r}? There are {', '.join(SOFTWARE)}")
+        near = near_names(name, SOFTWARE, f"there are {', '.join(SOFTWARE)}", most=1)
+        raise InputError(f"there is no software {name!r}; {near}")
     return SOFTWARE[name]
 
 

@@ -12,10 +12,10 @@ inside the package is in base units; only printing converts.
 import math
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 
 __all__ = ["UNITS", "bytes_above", "format_quantity", "parse_quantity", "show_bytes", "show_rate", "show_seconds",
            "with_unit"]
@@ -63,10 +63,8 @@ def _factor(unit: str, dimension: str) -> float:
     units = UNITS[dimension]
     if unit in units:
         return units[unit]
-    same = [name for name in units if name.lower() == unit.lower()]
-    near = same or get_close_matches(unit, units, n=1, cutoff=0.0)
-    raise InputError(f"{unit!r} is no unit of {dimension}; did you mean {near[0]!r}? "
-                     f"Write it like {_example(dimension)!r}")
+    near = near_names(unit, units, f"write it like {_example(dimension)!r}", most=1)
+    raise InputError(f"{unit!r} is no unit of {dimension}; {near}")
 
 
 def _example(dimension: str) -> str:

@@ -15,12 +15,12 @@ What was measured of a link or a device that is replaced is left out.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 import yaml
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models import Cluster, parse_cluster, parse_quantity, show_bytes, show_rate, show_seconds
 from autoddl.cost_models.cluster import device_names, near_devices
 from autoddl.cost_models.units import format_quantity
@@ -87,9 +87,10 @@ def _changed(cluster: Cluster, where: str, value: str) -> tuple[Cluster, str, st
     if place == "device" and not name:
         return _device(cluster, key, value)
     if not name or not key:
-        near = get_close_matches(place, [*names, "device"], n=1, cutoff=0.0)[0]
-        raise InputError(f"there is no {where!r} to change; did you mean {near}.{key or 'bandwidth'}? There are "
-                         f"{', '.join([*names, 'device'])}, each with the keys of a cluster file")
+        there = f"there are {', '.join([*names, 'device'])}, each with the keys of a cluster file, like " \
+                f"{names[0]}.bandwidth"
+        near = there if place in names else near_names(place, [*names, "device"], there, most=1)
+        raise InputError(f"there is no {where!r} to change; {near}")
     index = names.index(name)
     if key == "size":
         return _sized(cluster, index, value)

@@ -13,6 +13,7 @@ from autoddl.api import plan as find
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
+from autoddl.core.names import near_names
 from autoddl.core.pipeline import Schedule, first_ranks
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -27,7 +28,7 @@ from autoddl.export.nearest import nearest_configuration
 from autoddl.export.price import meshes_of, price_configuration, task_of_plan
 from autoddl.export.recompute_policy import short_policy
 from autoddl.export.subject import Subject, subject_of
-from autoddl.export.target import Target, near
+from autoddl.export.target import Target
 from autoddl.export.torchtitan import TORCHTITAN
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.staged import stage_cluster
@@ -82,7 +83,8 @@ class Exported:
 def target_of(name: str) -> Target:
     """The target of a name. Raises InputError for an unknown one."""
     if name not in TARGETS:
-        raise InputError(f"there is no target {name!r}; there are {', '.join(TARGETS)}{near(name, tuple(TARGETS))}")
+        near = near_names(name, TARGETS, f"there are {', '.join(TARGETS)}", most=1)
+        raise InputError(f"there is no target {name!r}; {near}")
     return TARGETS[name]
 
 

@@ -20,10 +20,11 @@ from itertools import groupby
 from typing import Protocol
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.target import Model, Target, TargetLimits, near, whole_number
+from autoddl.export.target import UNREAD, Model, Target, TargetLimits, whole_number
 
 __all__ = ["MEGATRON", "layers_of_layout", "layout_of_layers"]
 
@@ -157,8 +158,8 @@ def _parsed(text: str) -> Mapping[str, str]:
         if word.startswith("--"):
             flag, _, value = word.partition("=")
             if flag not in KNOWN:
-                raise InputError(f"Megatron-LM's flag {flag} is not known here{near(flag, KNOWN)}; leave it out "
-                                 "if it says nothing of parallelism, batch, precision or recomputation")
+                near = near_names(flag, KNOWN, UNREAD, most=1)
+                raise InputError(f"Megatron-LM's flag {flag} is not known here; {near}")
             found[flag] = value
         elif not flag:
             raise InputError(f"{word!r} is no flag: flags begin with --, like --tensor-model-parallel-size 8")
@@ -224,7 +225,8 @@ def _chosen(flag: str, found: Mapping[str, str], values: Mapping[str, str], defa
     """Returns what the value of a flag stands for. Raises InputError for one that there is not."""
     value = found.get(flag, default)
     if value not in values:
-        raise InputError(f"{flag} {value!r} is none of {', '.join(values)}{near(value, tuple(values))}")
+        near = near_names(value, values, f"it is one of {', '.join(values)}", most=1)
+        raise InputError(f"{flag} {value!r} is not known here; {near}")
     return values[value]
 
 

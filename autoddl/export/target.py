@@ -5,13 +5,16 @@ A target is its name, its limits and two functions. Its text says a configuratio
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, NamedTuple, Protocol
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.export.configuration import Configuration
 
-__all__ = ["Model", "Target", "TargetLimits", "TensorPiece", "check_keys", "near", "section", "whole_number"]
+__all__ = ["UNREAD", "Model", "Target", "TargetLimits", "TensorPiece", "check_keys", "section", "whole_number"]
+
+UNREAD = "leave it out if it says nothing of parallelism, batch, precision or recomputation"
+"""What to do with a setting that is not read here."""
 
 
 class TensorPiece(NamedTuple):
@@ -110,19 +113,13 @@ class Target:
     keeps: bool = False
 
 
-def near(word: str, known: Sequence[str]) -> str:
-    """`; did you mean --bf16` where a known word is near, else ""."""
-    found = get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {found[0]}" if found else ""
-
-
 def check_keys(found: Mapping[str, object], known: Iterable[str], where: str) -> None:
     """Raises InputError for a key that is not known, named with the nearest that is."""
     every = tuple(known)
     for key in found:
         if key not in every:
-            raise InputError(f"{where} has no {key!r} that is known here{near(key, every)}; leave it out if it says "
-                             "nothing of parallelism, batch, precision or recomputation")
+            near = near_names(key, every, UNREAD, most=1)
+            raise InputError(f"{where} has no {key!r} that is known here; {near}")
 
 
 def section(found: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.export.configuration import Configuration, Degree
-from autoddl.export.target import Model, Target, TargetLimits, check_keys, near, section, whole_number
+from autoddl.export.target import Model, Target, TargetLimits, check_keys, section, whole_number
 
 __all__ = ["TORCHTITAN"]
 
@@ -203,7 +204,8 @@ def _batch(parallelism: Mapping[str, Any], training: Mapping[str, Any], stages: 
 
 def _one_of(name: str, value: object, values: Sequence[str]) -> str:
     if value not in values:
-        raise InputError(f"{name} is {value!r}, none of {', '.join(values)}{near(str(value), values)}")
+        near = near_names(str(value), values, f"it is one of {', '.join(values)}", most=1)
+        raise InputError(f"{name} is {value!r}; {near}")
     return str(value)
 
 

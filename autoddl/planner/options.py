@@ -8,13 +8,13 @@ field. The model, the cluster, the sample and the listener of progress are no op
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
-from difflib import get_close_matches
 from math import inf
 from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 
 from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.core.pipeline_schedules import named
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
@@ -202,8 +202,8 @@ class PlanOptions:
         known = {one.name: one.default for one in fields(cls)}
         for name, value in options.items():
             if name not in known:
-                near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                raise InputError(f"there is no option {name!r}; did you mean {near!r}? There are {', '.join(known)}")
+                near = near_names(name, known, f"there are {', '.join(known)}", most=1)
+                raise InputError(f"there is no option {name!r}; {near}")
             if isinstance(known[name], tuple) and (
                     not isinstance(value, Iterable) or (name == "pins" and isinstance(value, str))):
                 raise InputError(f"{name} is {value!r}: give a tuple of what is asked for, like {name}=({value!r},)")

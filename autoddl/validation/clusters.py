@@ -8,11 +8,11 @@ What a row does not tell is that of the reference system of the device's generat
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models import Cluster, load_device, parse_cluster
 from autoddl.cost_models.links import expand_link
 from autoddl.cost_models.machine import Level
@@ -60,10 +60,12 @@ class LinkWord:
 
 SYSTEMS: Mapping[str, SystemFacts] = {name: SystemFacts(**row)
                                       for name, row in read_facts("systems.yaml", "devices").items()}
-_NAMES: Mapping[str, str] = {other.lower(): name for other, name in (
+_WRITTEN: Mapping[str, str] = dict((
     *((system.file, name) for name, system in list(SYSTEMS.items())[::-1]), *((name, name) for name in SYSTEMS),
-    *read_aliases("systems.yaml").items())}
-"""Name or alias of a device, in small letters -> its name in `SYSTEMS`. Of two with one file, the file is the first."""
+    *read_aliases("systems.yaml").items()))
+"""Name or alias of a device -> its name in `SYSTEMS`. Of two with one file, the file is the first."""
+_NAMES: Mapping[str, str] = {other.lower(): name for other, name in _WRITTEN.items()}
+"""The same, in small letters."""
 LINKS: Mapping[str, LinkFacts] = {name: LinkFacts(**row) for name, row in read_facts("systems.yaml", "links").items()}
 LINK_WORDS: Mapping[str, LinkWord] = {name: LinkWord(**row)
                                       for name, row in read_facts("systems.yaml", "link_words").items()}
@@ -73,10 +75,9 @@ def system_of(device: str) -> SystemFacts:
     """Returns what is known of a device by its name or an alias; raises InputError for an unknown one."""
     name = device.strip().lower()
     if name not in _NAMES:
-        near = [_NAMES[one] for one in get_close_matches(name, _NAMES, n=3, cutoff=0.0)]
-        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; did you mean "
-                         f"{' or '.join(map(repr, dict.fromkeys(near)))}? Any other is written in a cluster file, "
-                         "which the column `cluster` names: device: {name, memory, bandwidth, peak}")
+        near = near_names(name, _WRITTEN, "any other is written in a cluster file, which the column `cluster` names: "
+                                          "device: {name, memory, bandwidth, peak}")
+        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; {near}")
     return SYSTEMS[_NAMES[name]]
 
 

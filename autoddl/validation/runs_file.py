@@ -23,10 +23,10 @@ contradicts itself is an error: the whole table is checked before anything is pr
 import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.core.names import near_names
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.facts import find_beginning, read_facts
@@ -103,9 +103,9 @@ def _check_columns(names: Sequence[str], path: str | Path) -> None:
     known = (*COLUMNS, *DESCRIPTIVE)
     for name in names:
         if name not in known and not name.startswith(OWN):
-            near = get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise InputError(f"{path}: nothing reads the column {name!r}; did you mean {near!r}? A column of your own "
-                             f"has a name that begins with {OWN}, like {OWN}{name}")
+            near = near_names(name, known, f"a column of your own has a name that begins with {OWN}, like {OWN}{name}",
+                              most=1)
+            raise InputError(f"{path}: nothing reads the column {name!r}; {near}")
 
 
 def _cluster_texts(path: str | Path, names: Iterable[str]) -> dict[str, str]:

@@ -248,6 +248,8 @@ def test_other_mistakes_are_answered_too(tmp_path: Path) -> None:
         parse_cluster("- just\n- a list\n", "x")
     with pytest.raises(InputError, match="'A100-81GB' is no known device; did you mean 'A100-80GB' "):
         parse_cluster("name: x\ndevice: A100-81GB\nlevels: []\n", "x")
+    with pytest.raises(InputError, match="'abacus' is no known device; there are A100-40GB"):
+        parse_cluster("name: x\ndevice: abacus\nlevels: []\n", "x")
 
 
 @pytest.mark.parametrize(("device", "library"), [

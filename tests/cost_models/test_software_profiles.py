@@ -27,3 +27,5 @@ def test_older_attention_is_slower_on_newer_devices() -> None:
 def test_an_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(InputError, match="did you mean 'eager'"):
         software_named("eagre")
+    with pytest.raises(InputError, match="there is no software 'xyz'; there are eager, "):
+        software_named("xyz")

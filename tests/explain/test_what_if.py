@@ -159,7 +159,10 @@ def test_memory_is_worth_something_where_it_binds() -> None:
 
 
 @pytest.mark.parametrize(("change", "says"), [
-    ("nett.bandwidth=2x", "there is no 'nett.bandwidth' to change; did you mean net.bandwidth?"),
+    ("nett.bandwidth=2x", "there is no 'nett.bandwidth' to change; did you mean 'net'? There are node, net, device"),
+    ("net=2x", "there is no 'net' to change; there are node, net, device, each with the keys of a cluster file, like"),
+    ("xyz.colour=2x", "there is no 'xyz.colour' to change; there are node, net, device"),
+    ("net.colour=2x", "unknown key 'colour'; the keys are name"),
     ("net.bandwith=2x", "unknown key 'bandwith'; did you mean 'bandwidth'?"),
     ("net.bandwidth=3 us", "'us' is no unit of bytes/s"),
     ("net.bandwidth=3", "3 has no unit"),

@@ -14,22 +14,22 @@ TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
 
 WRONG = {
     ("torchtitan", "[parallelism"): "this is no TOML",
-    ("torchtitan", "[paralelism]"): "did you mean parallelism",
-    ("torchtitan", "[parallelism]\ntensor_paralel_degree = 2"): "did you mean tensor_parallel_degree",
+    ("torchtitan", "[paralelism]"): "did you mean 'parallelism'",
+    ("torchtitan", "[parallelism]\ntensor_paralel_degree = 2"): "did you mean 'tensor_parallel_degree'",
     ("torchtitan", "[parallelism]\ntensor_parallel_degree = 'two'"): "is 'two'; it is a whole number, at least 1",
     ("torchtitan", "[parallelism]\ntensor_parallel_degree = true"): "is True; it is a whole number",
     ("torchtitan", "[parallelism]\ntensor_parallel_degree = 3"): "are no multiple of the other degrees",
     ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_schedule = '1F1'"):
-        "did you mean 1F1B",
+        "did you mean '1F1B'",
     ("torchtitan", "[parallelism]\npipeline_parallel_degree = 2\nmodule_fqns_per_model_part = [['a']]"):
         "one for every stage of 2 ranks",
     ("torchtitan", "[training]\nlocal_batch_size = 3\nglobal_batch_size = 32"): "let them divide",
-    ("torchtitan", "[training]\ndtype = 'float16'"): "none of bfloat16, float32",
+    ("torchtitan", "[training]\ndtype = 'float16'"): "did you mean 'bfloat16'? It is one of bfloat16, float32",
     ("torchtitan", "training = 3"): "it is a section with settings",
     ("deepspeed", "{"): "this is no JSON",
     ("deepspeed", "[]"): "is one JSON object",
-    ("deepspeed", '{"zero_optimisation": {}}'): "did you mean zero_optimization",
-    ("deepspeed", '{"zero_optimization": {"stge": 1}}'): "did you mean stage",
+    ("deepspeed", '{"zero_optimisation": {}}'): "did you mean 'zero_optimization'",
+    ("deepspeed", '{"zero_optimization": {"stge": 1}}'): "did you mean 'stage'",
     ("deepspeed", '{"zero_optimization": {"stage": 4}}'): "stages are 0, 1, 2 and 3",
     ("deepspeed", '{"train_batch_size": 30, "train_micro_batch_size_per_gpu": 1}'): "let them agree",
     ("deepspeed", '{"tensor_parallel": {"autotp_size": 3}}'): "no multiple of autotp_size 3",
@@ -37,10 +37,10 @@ WRONG = {
     ("deepspeed", '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}'): "let it divide",
     ("accelerate", "a: ["): "this is no YAML",
     ("accelerate", "8"): "is a YAML mapping",
-    ("accelerate", "distributed_typ: FSDP"): "did you mean distributed_type",
+    ("accelerate", "distributed_typ: FSDP"): "did you mean 'distributed_type'",
     ("accelerate", "distributed_type: TPU"): "is not read here",
     ("accelerate", "mixed_precision: fp8"): "no and bf16 are",
-    ("accelerate", "fsdp_config: {fsdp_versio: 2}"): "did you mean fsdp_version",
+    ("accelerate", "fsdp_config: {fsdp_versio: 2}"): "did you mean 'fsdp_version'",
     ("accelerate", "parallelism_config: {parallelism_config_tp_size: 3}"): "has 3 ranks, and there are 16",
     **{("megatron", f"--pipeline-model-parallel-size {text}"): message for text, message in {
         "2 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size 24": "3 microbatches are no multiple of 2",
@@ -94,7 +94,7 @@ def test_the_shell_reads_prices_and_compares(tmp_path: Path) -> None:
     (("--from", "megatron", "--micro-batch-size", "3", "--cluster", TWO_BY_TWO, "--factory", FACTORY),
      "set the batch of the factory, like --set batch=12"),
     (("--from", "megatron", "--tensor-model-parallel-size", "16", "--cluster", "examples/clusters/a100-4x8.yaml",
-      "--num-layer", "3"), "did you mean --num-layers")])
+      "--num-layer", "3"), "did you mean '--num-layers'")])
 def test_the_shell_says_what_it_needs(words: tuple[str, ...], error: str) -> None:
     said = shell("import", *words)
     assert said.code == 2 and error in said.err and len(said.err.strip().splitlines()) == 1

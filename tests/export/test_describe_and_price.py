@@ -133,7 +133,7 @@ def test_what_cannot_be_said_is_refused(tmp_path: Path) -> None:
     plan = autoddl.plan(tiny.tiny(1, dropout=0.0), TWO_BY_TWO, workers=1, max_axes=1, precision="float32")
     plan.save(tmp_path / "plan.json")
     said = shell("export", str(tmp_path / "plan.json"), "--to", "megatorn")
-    assert said.code == 2 and "did you mean megatron" in said.err
+    assert said.code == 2 and "did you mean 'megatron'" in said.err
     said = shell("export", str(tmp_path / "plan.json"), "--to", "megatron", "-o", str(tmp_path))
     assert said.code == 2 and "it is a folder" in said.err
 

@@ -86,13 +86,13 @@ def test_layouts_of_pipelines_are_those_of_megatron() -> None:
 
 
 BAD = {
-    "--tensor-model-paralel-size 8": "did you mean --tensor-model-parallel-size",
+    "--tensor-model-paralel-size 8": "did you mean '--tensor-model-parallel-size'",
     "--tensor-model-parallel-size eight": "is 'eight'; it is a whole number, at least 1",
     "--tensor-model-parallel-size 3": "64 ranks are no multiple of tensor 3",
     "--sequence-parallel yes": "takes no value",
     "tensor 8": "is no flag",
     "--micro-batch-size 3 --global-batch-size 8": "no multiple of --micro-batch-size 3 x 64",
-    "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grad": "did you mean optim_grads",
+    "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grad": "did you mean 'optim_grads'",
     "--num-distributed-optimizer-instances 5": "does not divide the 64 ranks",
     "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et|tL": "which 4 ranks do not share evenly",
     "--fp16": "no recipe of precision",
@@ -112,5 +112,5 @@ def test_flags_that_do_not_say_how_many_ranks_there_are_ask_for_it() -> None:
 
 
 def test_an_unknown_target_is_named_with_the_nearest() -> None:
-    with pytest.raises(InputError, match=r"there is no target 'megatorn'.*did you mean megatron"):
+    with pytest.raises(InputError, match=r"there is no target 'megatorn'.*did you mean 'megatron'"):
         import_text("", "megatorn")

@@ -91,5 +91,5 @@ def test_columns_of_ones_own_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_device_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"did you mean 'H100' or .* device: \{name, memory, bandwidth, peak\}"):
+    with pytest.raises(InputError, match=r"did you mean 'H100', .*\? Any other .* device: \{name, memory"):
         cluster_of(run(tmp_path, gpu_type="H-100"))
