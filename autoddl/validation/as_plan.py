@@ -96,7 +96,7 @@ def flat_graphs(run: Run, asked: RunPlan) -> list[Graph]:
 
 def with_all_layers(run: Run, few: Sequence[float]) -> float:
     """A figure of all layers of a run, from that of one and of two."""
-    return few[-1] if run.layers == len(few) else few[0] + (run.layers - 1) * (few[-1] - few[0])
+    return few[0] + (run.layers - 1) * (few[-1] - few[0])
 
 
 def task_of_run(asked: RunPlan, graph: Graph) -> PlanTask:
