@@ -33,6 +33,8 @@ __all__ = ["as_planned", "seconds_as_run", "sureness"]
 
 def as_planned(plan: Plan, cluster: Cluster) -> Cluster:
     """A cluster with the program and the constants with which `plan` was made; without those that are of other devices.
+
+    Raises InputError for a plan whose program or profile cannot be read.
     """
     software, told, text = (plan.source.get(key) for key in ("software", "profile", "cluster"))
     if software is not None:
@@ -40,8 +42,9 @@ def as_planned(plan: Plan, cluster: Cluster) -> Cluster:
     elif text is not None and parse_cluster(text, "the plan's cluster").device.compiled:
         cluster = as_compiled(cluster)
     if told is not None:
+        profile = read_profile(told, "the plan's profile")
         with suppress(InputError):
-            cluster = read_profile(told, "the plan's profile").on(cluster)
+            cluster = profile.on(cluster)
     return cluster
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from shell import FACTORY, LAPTOP, shell
 
+from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.cost_models.profile import SHIPPED
@@ -75,6 +76,9 @@ def test_the_machine_of_a_plan_is_the_same_one_with_and_without_what_is_known_of
         assert as_planned(plan, machine).fingerprint == plan.fingerprints["cluster"]
         other = replace(machine, device=replace(machine.device, memory=2 * machine.device.memory))
         assert as_planned(plan, other).fingerprint != plan.fingerprints["cluster"]
+    unread = replace(plan, source={**plan.source, "profile": "constants: [1"})
+    with pytest.raises(InputError, match="the plan's profile"):
+        as_planned(unread, machine)
 
 
 def test_a_plan_made_with_a_profile_runs_on_its_cluster_and_on_no_other(tmp_path: Path, profile: str) -> None:
