@@ -18,7 +18,7 @@ from itertools import pairwise
 from math import prod
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.links import latency_of, protocol_of
+from autoddl.cost_models.links import is_network, latency_of
 from autoddl.cost_models.machine import Cluster, Level
 from autoddl.cost_models.topologies import PATTERNS, check_topology, slowdown
 
@@ -126,9 +126,8 @@ def ways_of(cluster: Cluster, group: Group) -> tuple[int, ...]:
 def _crossing(cluster: Cluster, group: Group, index: int, members: int, ways: int) -> Crossing:
     level, step = cluster.levels[index], _step(cluster, group, index)
     check_topology(level)
-    inside_host = not protocol_of(level.protocol).network if level.protocol else index == 0
     slowed = tuple(slowdown(level, ways, step, pattern) for pattern in PATTERNS)
-    return Crossing(level, ways, members, cluster.sharers(index), step, inside_host, slowed,
+    return Crossing(level, ways, members, cluster.sharers(index), step, not is_network(level, index), slowed,
                     cluster.units[index + 1] // (members * ways))
 
 

@@ -21,7 +21,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "latency_of", "network_rates",
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "is_network", "latency_of", "network_rates",
            "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
@@ -62,6 +62,11 @@ def protocol_of(name: str) -> Protocol:
     if name not in PROTOCOLS:
         raise InputError(f"{name!r} is no protocol; it is one of {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
+
+
+def is_network(level: Level, index: int) -> bool:
+    """Whether a level leaves the host: by its protocol, else every one but the innermost, which has index 0."""
+    return protocol_of(level.protocol).network if level.protocol else index > 0
 
 
 def latency_of(level: Level) -> float:

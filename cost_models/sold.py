@@ -42,22 +42,28 @@ def thousands_slip(what: str, value: float, kind: str = "cpu") -> float | None:
     return next((better for factor in (1e3, 1e-3, 1e6, 1e-6) if least <= (better := value * factor) <= most), None)
 
 
-def link_slip(bandwidth: float, beyond: bool) -> str:
+def link_slip(bandwidth: float, network: bool) -> str:
     """Says what was likely meant by a level's bandwidth: bits for bytes, or one direction for both; "" for none.
 
-    `beyond` says whether the level has others inside of it, so that a network may be meant. A rate that is sold as
-    it is written is none.
+    `network` says whether the level leaves the host (`links.is_network`). A rate that is sold as it is written is none;
+    of a network, one that is sold of networks.
     """
     networks, links = network_rates(True), network_rates(False)
-    if beyond and (name := _same(bandwidth / 8, networks)) and not _same(bandwidth, networks):
-        return f"if the {bandwidth / 1e9:,g} Gb/s of {name} were meant, write {bandwidth / 1e9:g} Gb/s"
+    if network and (name := _same(bandwidth / 8, networks)) and not _same(bandwidth, networks):
+        bits = bandwidth / 1e9
+        return _slip("network", bandwidth, f"the {bits:,g} Gb/s of {name} were meant, write {bits:g} Gb/s")
     if _same(bandwidth, networks | links):
         return ""
     if name := _same(bandwidth * 8, links):
-        return f"if the {show_rate(bandwidth * 8)} of {name} were meant, write {show_rate(bandwidth * 8)}"
+        rate = show_rate(bandwidth * 8)
+        return _slip("link", bandwidth, f"the {rate} of {name} were meant, write {rate}")
     if name := _same(bandwidth / 2, links):
-        return f"if both directions of {name} were meant, write one, {show_rate(bandwidth / 2)}"
+        return _slip("link", bandwidth, f"both directions of {name} were meant, write one, {show_rate(bandwidth / 2)}")
     return ""
+
+
+def _slip(what: str, bandwidth: float, meant: str) -> str:
+    return f"no {what} that is sold has {show_rate(bandwidth)} in each direction; if {meant}"
 
 
 def _same(rate: float, rates: dict[str, float]) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_bytes
+from autoddl.cost_models.links import is_network
 from autoddl.cost_models.sold import how_far, link_slip, thousands_slip
 from autoddl.cost_models.units import show_rate, show_seconds
 
@@ -63,8 +64,8 @@ def odd_values(cluster: Cluster) -> tuple[str, ...]:
     for i, level in enumerate(cluster.levels):
         place = f"level {level.name}"
         found += _odd(place, "bandwidth", level.bandwidth, "", "bytes/s")
-        if slip := link_slip(level.bandwidth, i > 0):
-            found.append(f"{place}: no link that is sold has {show_rate(level.bandwidth)} in each direction; {slip}")
+        if slip := link_slip(level.bandwidth, is_network(level, i)):
+            found.append(f"{place}: {slip}")
         found += _odd(place, "latency", level.latency, "", "seconds")
     return tuple(found)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from autoddl.core.errors import InputError
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.cost_models import Cluster, Group, Level, collective, parse_quantity
-from autoddl.cost_models.links import expand_link, protocol_of
+from autoddl.cost_models.links import expand_link, is_network, protocol_of
 from autoddl.cost_models.software import HOST
 from autoddl.cost_models.timelines.timeline import Task, simulate
 from autoddl.explain.data_parallel_work import Traced, Work, work_of
@@ -71,15 +71,11 @@ class Share:
 
 def over(cluster: Cluster, network: Network) -> Cluster:
     """`cluster` with its network on this protocol and link. Raises InputError for a cluster without a network."""
-    levels = tuple(_over(level, network) if _is_network(level, i) else level for i, level in enumerate(cluster.levels))
-    if not any(_is_network(level, i) for i, level in enumerate(cluster.levels)):
+    levels = tuple(_over(level, network) if is_network(level, i) else level for i, level in enumerate(cluster.levels))
+    if not any(is_network(level, i) for i, level in enumerate(cluster.levels)):
         names = ", ".join(level.name for level in levels)
         raise InputError(f"cluster {cluster.name} has no network, only {names}; add a level")
     return replace(cluster, levels=levels)
-
-
-def _is_network(level: Level, index: int) -> bool:
-    return protocol_of(level.protocol).network if level.protocol else index > 0
 
 
 def _over(level: Level, network: Network) -> Level:

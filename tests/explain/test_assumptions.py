@@ -58,7 +58,9 @@ def test_a_cluster_unlike_any_that_is_sold_is_named() -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "said"), [
-    ("400 Gb/s", "400 GB/s", "if the 400 Gb/s of InfiniBand-NDR were meant, write 400 Gb/s"),
+    ("400 Gb/s, latency: 8 us", "400 GB/s, latency: 8 us, protocol: direct", ""),
+    ("400 Gb/s", "400 GB/s", "no network that is sold has 400 GB/s in each direction; if the 400 Gb/s of "
+                             "InfiniBand-NDR were meant, write 400 Gb/s"),
     ("300 GB/s", "300 Gb/s", "if the 300 GB/s of NVLink3 were meant, write 300 GB/s"),
     ("300 GB/s", "1.8 TB/s", "if both directions of NVLink5 were meant, write one, 900 GB/s"),
     ("8 us", "8 ms", "a latency of 8 ms is more than any that is sold; if 8 us was meant"),
