@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from math import prod
 
 from autoddl.core.graph import Op
-from autoddl.operators.footprints.view_storages import is_plain, is_reshape
+from autoddl.operators.footprints.view_storages import is_expanded, is_plain, is_reshape, kept_reads
 from autoddl.pricing.lifetimes import Owner, What
 from autoddl.pricing.step_terms import StepTerms
 
@@ -30,7 +30,8 @@ def add_storages(terms: StepTerms, i: int, op: Op) -> None:
     for n, o in enumerate(op.outputs):
         if n in made.keeps:
             terms.keep(owner, ("kept", n), terms.forward(i), i)
-            _copies(terms, o)
+            for reader, k in kept_reads(terms.graph, o, terms.made):
+                terms.keep(("edge", reader, k), ("copy",), terms.forward(reader), reader)
             _moved(terms, o)
         else:
             _storage(terms, o, owner, ("written", n), terms.forward(i))
@@ -77,16 +78,6 @@ def _kept_storage(terms: StepTerms, reads: Sequence[tuple[int, int]], hub: Owner
         terms.add(("edge", i, slot), ("copy",), terms.before(i), terms.backward(i))
 
 
-def _copies(terms: StepTerms, t: int) -> None:
-    """The copies that readers keep of an output that its own op keeps."""
-    for i, k in terms.readers[t]:
-        if terms.is_view[i]:
-            for o in terms.graph.ops[i].outputs:
-                _copies(terms, o)
-        elif k in terms.made[i].saves:
-            terms.keep(("edge", i, k), ("copy",), terms.forward(i), i)
-
-
 def _moved(terms: StepTerms, t: int) -> None:
     """The copies of an output that its own op keeps which reshapes make, and other ops keep."""
     for i, _ in terms.readers[t]:
@@ -103,7 +94,7 @@ def _rest(terms: StepTerms, c: int) -> None:
     """Adds what a storage has beyond the one output of view c that is kept, after the last reader of the others."""
     op, tensors = terms.graph.ops[c], terms.graph.tensors
     pieces = [n for n, o in enumerate(op.outputs) if any(terms.savers(*at) for at in terms.readers[o])]
-    if len(pieces) != 1 or _is_expanded(terms, op.inputs[0]):
+    if len(pieces) != 1 or is_expanded(terms.graph, op.inputs[0]):
         return
     whole, piece = (prod(tensors[t].shape) for t in (op.inputs[0], op.outputs[pieces[0]]))
     others = [terms.forward(terms.last_reader(o)) + 1 for n, o in enumerate(op.outputs) if n != pieces[0]]
@@ -147,12 +138,3 @@ def _way(terms: StepTerms, t: int, row_major: bool = False) -> tuple[tuple[int, 
         return ()
     rest = _way(terms, op.outputs[0], row_major)
     return ((i, k), *rest) if rest else ()
-
-
-def _is_expanded(terms: StepTerms, t: int) -> bool:
-    """Whether a view before tensor t shows elements several times."""
-    i = terms.writer.get(t)
-    if i is None or not terms.is_view[i]:
-        return False
-    before, tensors = terms.graph.ops[i].inputs[0], terms.graph.tensors
-    return prod(tensors[t].shape) > prod(tensors[before].shape) or _is_expanded(terms, before)

@@ -5,7 +5,14 @@ from math import prod
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import local_shape
 from autoddl.explain.rows.rank_spans import RankSpans
-from autoddl.operators.footprints.view_storages import is_moved, is_plain, is_reshape, moved_reads
+from autoddl.operators.footprints.view_storages import (
+    is_expanded,
+    is_moved,
+    is_plain,
+    is_reshape,
+    kept_reads,
+    moved_reads,
+)
 from autoddl.operators.work import base
 
 __all__ = ["add_storage_spans"]
@@ -20,7 +27,8 @@ def add_storage_spans(rank: RankSpans, i: int) -> None:
     for n, t in enumerate(rank.graph.ops[i].outputs):
         if n in rank.whole[i].keeps:
             rank.keep(now, i, rank.written(i, n) * (n in local.keeps))
-            _copied(rank, t)
+            for at in kept_reads(rank.graph, t, rank.whole):
+                _kept_copy(rank, *at)
             _moved(rank, t)
         else:
             _followed(rank, t, now, rank.written(i, n))
@@ -90,7 +98,7 @@ def _rest(rank: RankSpans, c: int) -> None:
     """Adds what lives on of a storage of which view c shows a part that one op keeps, and parts that none keeps."""
     op, tensors = rank.graph.ops[c], rank.graph.tensors
     kept = [n for n, o in enumerate(op.outputs) if any(rank.savers(*at) for at in rank.readers[o])]
-    if len(kept) != 1 or _is_expanded(rank, op.inputs[0]):
+    if len(kept) != 1 or is_expanded(rank.graph, op.inputs[0]):
         return
     ratio = prod(tensors[op.inputs[0]].shape) / prod(tensors[op.outputs[kept[0]]].shape)
     if ratio > 1:
@@ -148,25 +156,7 @@ def _way(rank: RankSpans, t: int, row_major: bool = False) -> list[tuple[int, in
     return [(i, k), *behind] if behind else []
 
 
-def _is_expanded(rank: RankSpans, t: int) -> bool:
-    """Whether tensor t shows elements of its storage several times."""
-    i = rank.graph.producers().get(t)
-    if i is None or not rank.views[i]:
-        return False
-    (before, *_), tensors = rank.graph.ops[i].inputs, rank.graph.tensors
-    return prod(tensors[t].shape) > prod(tensors[before].shape) or _is_expanded(rank, before)
-
-
-def _copied(rank: RankSpans, t: int) -> None:
-    """Copies that readers keep of an output that its op keeps too."""
-    for i, k in rank.readers[t]:
-        if rank.views[i]:
-            for o in rank.graph.ops[i].outputs:
-                _copied(rank, o)
-        elif k in rank.whole[i].saves:
-            _kept_copy(rank, i, k)
-
-
 def _kept_copy(rank: RankSpans, i: int, k: int) -> None:
+    """The copy that op i keeps of its input k, if its edge makes one."""
     if rank.copied(i, k):
         rank.keep(2 * i + 1, i, rank.read(i, k))

@@ -7,18 +7,20 @@
                each other in memory
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from math import prod
 from types import MappingProxyType
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.hubs import HUB
+from autoddl.operators.footprints.footprint import Footprint
 from autoddl.operators.footprints.storages import Shape, contiguous, viewed
 from autoddl.operators.footprints.strides import drops_or_cuts, order_of
 from autoddl.operators.footprints.table import has_footprint, whole_footprints
 from autoddl.operators.work import VIEWS, base
 
-__all__ = ["is_moved", "is_plain", "is_reshape", "moved_reads"]
+__all__ = ["is_expanded", "is_moved", "is_plain", "is_reshape", "kept_reads", "moved_reads"]
 
 
 def is_plain(op: Op, graph: Graph) -> bool:
@@ -49,6 +51,28 @@ def _divides(shape: Shape, new: Shape) -> bool:
         if span != size:
             return False
     return all(size == 1 for size in new[at:])
+
+
+def is_expanded(graph: Graph, t: int) -> bool:
+    """Whether a view before tensor t shows elements of its storage several times."""
+    i = graph.producers().get(t)
+    if i is None or base(graph.ops[i]) not in VIEWS:
+        return False
+    before, tensors = graph.ops[i].inputs[0], graph.tensors
+    return prod(tensors[t].shape) > prod(tensors[before].shape) or is_expanded(graph, before)
+
+
+def kept_reads(graph: Graph, t: int, made: Sequence[Footprint]) -> Iterator[tuple[int, int]]:
+    """The reads of tensor t, itself or behind views, that their op keeps for backward: (op, number of the input).
+
+    `made` has by op its footprint on whole tensors.
+    """
+    for i, k in graph.consumers()[t]:
+        if base(graph.ops[i]) in VIEWS:
+            for o in graph.ops[i].outputs:
+                yield from kept_reads(graph, o, made)
+        elif k in made[i].saves:
+            yield i, k
 
 
 @lru_cache(maxsize=8)
