@@ -8,10 +8,8 @@ import zoo
 from random_plans import random_plan
 from ranks import on_ranks
 from sampling import parametrize_or_slow
-from shell import LAPTOP
-from verified import verified
+from verified import planned, verified
 
-import autoddl
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.layout import Split
@@ -56,7 +54,7 @@ def test_tokens_that_are_sent_to_their_experts_compute_what_one_process_does(fam
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name in ("switch", "qwen3_next") for seed in range(4)])
 def test_experts_with_a_capacity_and_beside_delta_rules_compute_what_one_process_does(name: str, seed: int) -> None:
-    """The plan of a seed, from the fourth of it on the first that splits a layer of experts."""
+    """The first of twenty random plans that splits a layer of experts."""
     made = Factory(ZOO, name, {"layers": 1} if name == "switch" else {})
     captured = capture(*made.build())
     plan = next(plan for plan in (random_plan(captured, 20 * seed + more) for more in range(20)) if splits(plan))
@@ -69,8 +67,7 @@ def test_experts_with_a_capacity_and_beside_delta_rules_compute_what_one_process
 @pytest.mark.parametrize("name", ["switch", "qwen3_next"])
 def test_found_plans_of_these_compute_what_one_process_does(name: str) -> None:
     made = Factory(ZOO, name, {})
-    model, sample = made.build()
-    assert verified(autoddl.plan(model, LAPTOP, sample, factory=made.to_json()), made).passed
+    assert verified(planned(made), made).passed
 
 
 def loads_of(plan: Plan) -> list[float]:
@@ -102,8 +99,7 @@ def test_the_record_says_the_load_of_every_rank() -> None:
 @pytest.mark.parametrize("family", zoo.ROUTED)
 def test_split_experts_compute_what_one_process_does(family: str) -> None:
     made = factory(family)
-    model, sample = made.build()
-    plan = autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), mesh="machine=2,pair=2", pins=EXPERTS)
+    plan = planned(made, mesh="machine=2,pair=2", pins=EXPERTS)
     weights = [d for name, d in plan.index().decisions.items() if name.startswith("experts")]
     assert all(one.inputs[4][0] == Split(0) for one in weights)
     assert verified(plan, made).passed
@@ -114,8 +110,7 @@ def test_split_experts_compute_what_one_process_does(family: str) -> None:
 @pytest.mark.parametrize("family", zoo.ROUTED)
 def test_found_and_random_plans_compute_what_one_process_does(family: str) -> None:
     made = factory(family, layers=2)
-    model, sample = made.build()
-    assert verified(autoddl.plan(model, LAPTOP, sample, factory=made.to_json()), made).passed
-    captured = capture(model, sample)
+    assert verified(planned(made), made).passed
+    captured = capture(*made.build())
     plans = [plan for plan in (random_plan(captured, seed) for seed in range(8)) if splits(plan)][:4]
     assert len(plans) == 4 and all(verified(plan, made).passed for plan in plans)

@@ -6,10 +6,8 @@ import flexible
 import pytest
 from random_plans import random_plan
 from sampling import parametrize_or_slow
-from shell import LAPTOP
-from verified import verified
+from verified import planned, verified
 
-import autoddl
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.layout import Split
@@ -30,8 +28,7 @@ def splits(plan: Plan) -> set[int]:
 @parametrize_or_slow("kind", ["documents", "sinks"], ["outside", "biased", "compiled", "given"])
 def test_a_found_plan_computes_what_one_process_does(kind: str) -> None:
     made = Factory(FILE, "model", {"kind": kind})
-    module, sample = made.build()
-    plan = autoddl.plan(module, LAPTOP, sample, factory=made.to_json())
+    plan = planned(made)
     checked = verified(plan, made)
     assert checked.passed and checked.collective_mismatches == 0, checked
 
@@ -41,8 +38,7 @@ def test_a_found_plan_computes_what_one_process_does(kind: str) -> None:
 @pytest.mark.parametrize("mine", ["pp=2", "dp=2,tp=2,zero=3"])
 def test_a_plan_of_stages_or_of_split_heads_computes_what_one_process_does(mine: str) -> None:
     made = Factory(FILE, "model", {"kind": "documents", "layers": 2, "batch": 4})
-    module, sample = made.build()
-    plan = autoddl.plan(module, LAPTOP, sample, factory=made.to_json(), mine=mine)
+    plan = planned(made, mine=mine)
     checked = verified(plan, made)
     assert checked.passed and checked.collective_mismatches == 0, checked
 

@@ -5,10 +5,8 @@ from pathlib import Path
 import pytest
 import zoo
 from sampling import parametrize_or_slow
-from shell import LAPTOP
-from verified import verified
+from verified import planned, verified
 
-import autoddl
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.graph import Op
@@ -26,12 +24,10 @@ ROWS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(2)", "*pool*: machine=S(2)", "
 BLOCKS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(3)", "*norm*: machine=S(2)")
 
 
-def planned(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, int]:
+def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, int]:
     """A plan, what it is of, and how many halos it sends."""
     made = Factory(file, name, dict(sizes))
-    model, sample = made.build()
-    plan = autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), pins=pins)
-    graph = add_hubs(capture(*made.build()).graph)
+    plan, graph = planned(made, pins=pins), add_hubs(capture(*made.build()).graph)
     return plan, made, sum(one.kind == HALO for one in traffic(plan, graph))
 
 
@@ -40,7 +36,7 @@ def planned(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[
                      [(BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}), (ROWS, {"B": 2})])
 def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pins: tuple[str, ...],
                                                                              sizes: dict[str, int]) -> None:
-    plan, made, halos = planned(zoo.__file__, "segmenter", pins, **sizes)
+    plan, made, halos = split_image(zoo.__file__, "segmenter", pins, **sizes)
     assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
     said = "height over machine+pair" if pins is ROWS else "height over machine and width over pair"
     assert places_text(plan).startswith(f"{said} in ")
@@ -51,7 +47,7 @@ def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pin
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_the_search_splits_one_large_image() -> None:
-    plan, made, halos = planned(UNET, "unet", (), batch=1, side=128)
+    plan, made, halos = split_image(UNET, "unet", (), batch=1, side=128)
     checked = verified(plan, made)
     assert halos > 10 and checked.passed and checked.collective_mismatches == 0, checked
 

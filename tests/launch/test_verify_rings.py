@@ -5,23 +5,13 @@ from pathlib import Path
 import pytest
 import zoo
 from sampling import parametrize_or_slow
-from shell import LAPTOP
-from verified import verified
+from verified import planned, verified
 
-import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.layout import Split
-from autoddl.core.plan import Plan
 from autoddl.planner.question import rebuild
 
 ZOO = str(Path(zoo.__file__))
-
-
-def planned(family: str, mine: str) -> tuple[Plan, Factory]:
-    """The plan of a model with an odd batch."""
-    made = Factory(ZOO, family, {"B": 3, "layers": 1})
-    model, sample = made.build()
-    return autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), mine=mine), made
 
 
 @pytest.mark.ranks
@@ -29,7 +19,8 @@ def planned(family: str, mine: str) -> tuple[Plan, Factory]:
                      [("llama", "cp=4,ring"), ("gpt", "cp=2,tp=2,ring"), ("gpt", "cp=4,ring,zero=1"),
                       ("bert", "cp=2,tp=2,ring")])
 def test_rings_compute_what_one_process_does_and_send_what_is_planned(family: str, mine: str) -> None:
-    plan, made = planned(family, mine)
+    made = Factory(ZOO, family, {"B": 3, "layers": 1})  # an odd batch
+    plan = planned(made, mine=mine)
     axis = plan.mesh.names.index("cp")
     attention = [d for d in plan.decisions if "scaled_dot_product" in d.target]
     assert attention and all(layout[axis] == Split(2) for d in attention for layout in d.inputs[:3])

@@ -1,22 +1,26 @@
 """`verify` on ranks that run already: they have imported what it needs, so that a test takes no seconds for that.
 
+    plan = planned(factory)                 the plan of what the factory builds, on the laptop of the examples
     checked = verified(plan, factory)       as verify(plan, factory), of which test_verify starts ranks too
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 from ranks import on_ranks
+from shell import LAPTOP
 
+import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import Plan
 from autoddl.launch.check import check
 from autoddl.launch.verify import Verification, verify
 
-__all__ = ["verified"]
+__all__ = ["planned", "verified"]
 
 
 def on_a_rank(file: str) -> None:
@@ -27,6 +31,12 @@ def on_a_rank(file: str) -> None:
 
 def launched(ranks: int, command: Sequence[str], **_: object) -> None:
     on_ranks(ranks, on_a_rank, command[-1])
+
+
+def planned(made: Factory, **options: Any) -> Plan:
+    """The plan of what a factory builds, on four ranks of the laptop, with `options` of `autoddl.plan`."""
+    model, sample = made.build()
+    return autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), **options)
 
 
 def verified(plan: Plan, factory: Factory) -> Verification:
