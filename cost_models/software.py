@@ -20,7 +20,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Cluster, Device
 
 __all__ = ["HOST", "SLOWDOWN", "SLOWER", "SOFTWARE", "SOFTWARE_FILE", "UPDATE", "Software", "attention_slowdown",
-           "best_attention", "run_by", "software_named"]
+           "best_attention", "run_by", "software_named", "software_rows"]
 
 SOFTWARE_FILE = Path(__file__).parent / "software.yaml"
 
@@ -82,12 +82,28 @@ def _read(section: str) -> dict[str, dict[str, Any]]:
             for name, row in tree[section].items()}
 
 
+def software_rows(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The rows with the fields of the rows above that they are `like`, but for those that they have themselves.
+
+    Raises InputError for a `like` that names no row above.
+    """
+    found = dict[str, dict[str, Any]]()
+    for name, row in rows.items():
+        like = row.get("like")
+        if like is not None and like not in found:
+            raise InputError(f"the profile {name!r} is like {like!r}, which is no profile above it; "
+                             + near_names(str(like), found, f"above are {', '.join(found)}"))
+        found[name] = (found[like] if like else {}) | {field: row[field] for field in row if field != "like"}
+    return found
+
+
 def _software(row: Mapping[str, Any]) -> Software:
     sets = {"overlaps": frozenset(row["overlaps"])} if "overlaps" in row else {}
     return Software(**dict(row) | sets)
 
 
-SOFTWARE: Mapping[str, Software] = MappingProxyType({name: _software(row) for name, row in _read("profiles").items()})
+SOFTWARE: Mapping[str, Software] = MappingProxyType(
+    {name: _software(row) for name, row in software_rows(_read("profiles")).items()})
 """Name of a profile -> what it does."""
 
 SLOWER: Mapping[str, float] = MappingProxyType({name: row["slower"] for name, row in _read("attention").items()})

@@ -34,6 +34,7 @@ comes is up to the values. A stage that receives could not know of a second mess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from operator import lt
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
@@ -91,6 +92,10 @@ class Codec:
     def is_cast(self) -> bool:
         """Whether every value is cast by itself."""
         return not (self.lossless or self.scaled or self.group > 1)
+
+    def outdoes(self, other: "Codec") -> bool:
+        """Whether it takes less time than another both ways, has as many bits, and has no larger error."""
+        return self.bits == other.bits and self.error <= other.error and all(map(lt, self.passes, other.passes))
 
     def value_bits(self, itemsize: int) -> int:
         """Bits of one value, which has `itemsize` bytes by itself."""
@@ -201,8 +206,8 @@ def _wrong_word(name: str, equals: str, codecs: str) -> str:
 def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:
     """The words of `parse_codecs`, held to an `error` relative to the largest magnitude of a block.
 
-    Without words every class may be sent as any codec within it, but for zfp16 and zfp8, which take longer than int16
-    and int8. Raises InputError for a word with a codec that is not.
+    Without words every class may be sent as any codec within it that no other outdoes. int16 and int8 outdo zfp16 and
+    zfp8. Raises InputError for a word with a codec that is not.
     """
     if not 0 <= error < 1:
         raise InputError(f"an error of {error:g} is none: it is the part of a block's largest magnitude by which a "
@@ -216,6 +221,6 @@ def checked_codecs(words: tuple[str, ...], error: float) -> tuple[str, ...]:
                     "has no bound on its error: it is infinite above 65504"
                 raise InputError(f"{word!r} is not within an error of {error:g}: {name} {said}; within it are "
                                  f"{', '.join(within)}")
-    quickest = [name for name in within if CODECS[name].group == 1]  # with as many bits as those of groups
-    allowed = {name: [codec for codec in quickest if name != "pipeline" or codec != "lossless"] for name in CLASSES}
+    best = [name for name in within if not any(CODECS[one].outdoes(CODECS[name]) for one in within)]
+    allowed = {name: [codec for codec in best if name != "pipeline" or codec != "lossless"] for name in CLASSES}
     return words or tuple(f"{name}={'/'.join(codecs)}" for name, codecs in allowed.items() if codecs)

@@ -63,9 +63,9 @@ def check_rows(text: str, graph: Graph, ranks: int, counts: Sequence[int]) -> No
     uneven = next((n for n in counts if rows is not None and rows % n == 0 and rows // n % dp), None)
     if rows is not None and uneven is not None:
         part = "the batch" if uneven == 1 else f"each of {uneven} microbatches"
+        way = "a smaller dp beside tp or cp, or fewer microbatches" if uneven > 1 else "or a smaller dp beside tp or cp"
         raise InputError(f"mine '{text}': dp splits rows over {dp} ranks, and {part} has {rows // uneven}: take a "
-                         f"batch of {dp * uneven} rows or a multiple, a smaller dp beside tp or cp"
-                         f"{', or fewer microbatches' if uneven > 1 else ''}")
+                         f"batch of {dp * uneven} rows or a multiple, {way}")
 
 
 def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]], whole: bool) -> list[Axis]:

@@ -77,6 +77,7 @@ def test_an_error_allows_codecs_within_it_alone() -> None:
     assert checked_codecs((), 1e-3) == parse_codecs(within)
     assert checked_codecs((), 0.0) == parse_codecs("lossless")
     assert checked_codecs(("gradients=int8",), 4e-3) == ("gradients=int8",)
+    assert parse_codecs("gradients=bfloat16/int16/int8/int4/lossless")[0] in checked_codecs((), 0.5)
     for words, error, message in (
             (("gradients=int8",), 1e-3, "'gradients=int8' is not within an error of 0.001: int8 errs by up to 0.0039"),
             (("weights=float16",), 0.5, "float16 has no bound on its error"), ((), -1.0, "an error of -1 is none"),

@@ -4,7 +4,7 @@ import pytest
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Cluster, Level, load_device, parse_cluster
-from autoddl.cost_models.software import SOFTWARE, attention_slowdown, run_by, software_named
+from autoddl.cost_models.software import SOFTWARE, attention_slowdown, run_by, software_named, software_rows
 
 PLACE = Cluster("one", load_device("H100-80GB"), (Level("node", 8, 450e9, 3e-6),), "nccl")
 
@@ -29,3 +29,12 @@ def test_an_unknown_profile_names_the_nearest() -> None:
         software_named("eagre")
     with pytest.raises(InputError, match="there is no software 'xyz'; there are eager, "):
         software_named("xyz")
+
+
+def test_a_profile_like_another_has_its_fields_but_for_its_own() -> None:
+    rows: dict[str, dict[str, object]] = {"one": {"host": 1.0, "update": 2}, "two": {"like": "one", "update": 3},
+                                          "three": {"like": "two"}}
+    assert software_rows(rows)["three"] == software_rows(rows)["two"] == {"host": 1.0, "update": 3}
+    for unknown in ("tow", "four", ""):
+        with pytest.raises(InputError, match=f"the profile 'four' is like '{unknown}', which is no profile above it"):
+            software_rows({**rows, "four": {"like": unknown}})

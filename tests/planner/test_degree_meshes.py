@@ -166,7 +166,7 @@ def test_a_pin_says_what_it_fixes(pin: str, words: str) -> None:
 
 @pytest.mark.parametrize(("options", "message"), [
     ("--mine dp=4 --set batch=2", "dp splits rows over 4 ranks, and the batch has 2: take a batch of 4 rows or a "
-                                  "multiple, a smaller dp beside tp or cp"),
+                                  "multiple, or a smaller dp beside tp or cp"),
     ("--mine tp=2 --microbatches 1,8", "dp splits rows over 2 ranks, and each of 8 microbatches has 1: take a batch of "
                                        "16 rows or a multiple, a smaller dp beside tp or cp, or fewer microbatches")])
 def test_data_parallel_ranks_without_a_row_each_are_refused(options: str, message: str) -> None:

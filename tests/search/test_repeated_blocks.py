@@ -13,16 +13,15 @@ from autoddl.search.elimination_order import plan_elimination
 from autoddl.search.exact import build_space
 from autoddl.search.presolve import presolve, presolve_folded
 from autoddl.search.relaxations import Space
+from autoddl.search.repeated_blocks import SHARED
 
 
 @parametrize_or_slow("seeds", [range(10)], [range(start, start + 25) for start in range(0, 200, 25)])
 def test_a_folded_elimination_is_the_plain_one(seeds: range) -> None:
-    folds = 0
     for seed in seeds:
         problem = stack(seed, 8 + seed % 17)
         plain = presolve(problem).problem
         one, other = Space.of(plain, plan_elimination(plain)), build_space(problem)
-        folds += bool(presolve_folded(problem)[0].folds)
         for lam in (0.0, 0.07, math.inf):
             for tau in (one.thresholds[0], one.thresholds[-1]):
                 expected, found = one.point(lam, tau), other.point(lam, tau)
@@ -31,7 +30,11 @@ def test_a_folded_elimination_is_the_plain_one(seeds: range) -> None:
                     assert found.transient <= tau
                     mixed = found.retained if lam == math.inf else found.seconds + lam * found.retained
                     assert mixed == pytest.approx(found.value, rel=1e-12)
-    assert folds >= len(seeds) // 3
+
+
+def test_as_many_blocks_as_tell_a_variable_of_all_are_folded_if_in_order() -> None:
+    for seed in range(20):
+        assert presolve_folded(stack(seed, SHARED[0] + 1, shuffled=0.0))[0].folds, seed
 
 
 @parametrize_or_slow("seed", range(4), range(4, 12))

@@ -65,9 +65,10 @@ def blocks(depth: int, width: int, size: int, budget: float | None = None, seed:
     return Problem(tuple(map(str, range(count))), (size,) * count, tables, tuple(factors), budget)
 
 
-def stack(seed: int, blocks: int) -> Problem:
+def stack(seed: int, blocks: int, shuffled: float = 0.2) -> Problem:
     """Blocks of one to four variables of various sizes, joined by one to three factors, some of three variables; often
-    with something before and behind, with a variable that all blocks know, and with variables in another order."""
+    with something before and behind, with a variable that all blocks know, and with variables in another order, which
+    is as often as `shuffled` says."""
     random = np.random.default_rng(seed)
     width, tied = int(random.integers(1, 5)), random.random() < 0.3
     sizes = random.integers(1, 5, width).tolist()
@@ -89,7 +90,7 @@ def stack(seed: int, blocks: int) -> Problem:
     if knows_all:
         tables.append(table(random, (3, sizes[0]), 0.05, tied))
         factors += [Factor((count - 1, before + b * width), len(tables) - 1) for b in range(blocks)]
-    moved = random.permutation(count) if random.random() < 0.2 else np.arange(count)
+    moved = random.permutation(count) if random.random() < shuffled else np.arange(count)
     laid = tuple(Factor(tuple(int(moved[v]) for v in f.variables), f.table) for f in factors)
     shape = np.empty(count, dtype=int)
     shape[moved] = size

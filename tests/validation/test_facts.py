@@ -19,6 +19,7 @@ from autoddl.validation.runs_file import MODELS
 from autoddl.validation.software import (
     PROGRAMS,
     RECIPES,
+    Recipe,
     recomputation_of,
     visible_share,
 )
@@ -63,8 +64,18 @@ def test_facts_point_to_what_exists() -> None:
         assert load_device(system.file).name and system.link in {*KNOWN_LINKS, *LINKS}
     assert all(word.link in KNOWN_LINKS for word in LINK_WORDS.values())
     assert all(program.attention in {"best", "products", *SLOWER} for program in PROGRAMS.values())
-    for recipe in RECIPES:
-        assert find_beginning(recipe.program, PROGRAMS) and system_of(recipe.device)
+    assert all(find_beginning(recipe.program, PROGRAMS) and system_of(recipe.device) for recipe in RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_is_of_its_program_model_and_device_alone(recipe: Recipe, tmp_path: Path) -> None:
+    """A run that begins with its names follows it; with one name changed, and no recipe for that, none is known."""
+    told = {"framework": f"{recipe.program} 1.0", "model": f"{recipe.model} of a kind", "gpu_type": recipe.device,
+            "intra_link": "NVLink4", "recompute": "recipe default"}
+    assert recipe.recompute in ("none", "full", "core", "operators", "modules")
+    assert recomputation_of(run(tmp_path, **told)) == recipe.recompute
+    for other in ({"framework": "MaxText"}, {"model": f"No {recipe.model}"}, {"gpu_type": "A100"}):
+        assert recomputation_of(run(tmp_path, **told | other)) == "", other
 
 
 def test_the_longest_beginning_wins_whatever_the_case() -> None:

@@ -32,7 +32,7 @@ def test_fsdp_copies_what_it_gathers_and_reduces(tmp_path: Path, monkeypatch: py
     values = 2 * 12 * WIDTH**2 + 2 * 50_368 * WIDTH + LENGTH * WIDTH
     for name, moved in (("PyTorch FSDP", 18), ("torchtitan", 4 + 4 + 6)):
         copied = 4 * elementwise_seconds(device, moved * values)
-        assert without(name, {"packed": 0.0, "unpacked": 0.0}, tmp_path, monkeypatch) == pytest.approx(copied, rel=0.05)
+        assert without(name, {"packed": 0.0, "unpacked": 0.0}, tmp_path, monkeypatch) == pytest.approx(copied, rel=2e-3)
 
 
 def test_padding_is_taken_out_around_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,11 +43,14 @@ def test_padding_is_taken_out_around_attention(tmp_path: Path, monkeypatch: pyte
 
 
 def test_norms_in_the_dtype_of_the_stream_have_no_casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A norm in float32 moves 34 bytes an element more: of forward 6, 4 and 6, of backward 6, 6 and 6."""
+    """A norm in float32 moves 34 bytes an element more: of forward 6, 4 and 6, of backward 6, 6 and 6.
+
+    Its casts are four kernels more.
+    """
     alone, device = {"dp": 1, "n_gpus": 1, "zero_stage": 0, "global_batch": 8}, cluster_of(run(tmp_path)).device
-    spared = 4 * 5 * elementwise_seconds(device, 34 * 2 * LENGTH * WIDTH)
+    spared = 4 * 5 * (elementwise_seconds(device, 34 * 2 * LENGTH * WIDTH) + 3 * device.launch)
     more = -without("PyTorch FSDP", {"low_norms": False}, tmp_path, monkeypatch, **alone)
-    assert more == pytest.approx(spared, rel=0.2)
+    assert more == pytest.approx(spared, rel=1e-9)
 
 
 def test_every_other_layer_sees_a_window(tmp_path: Path) -> None:
