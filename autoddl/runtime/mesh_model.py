@@ -85,9 +85,8 @@ class MeshModel(ParallelModel):
     def computed(self) -> Collection[str]:
         return self.runner.outputs.keys()
 
-    def local_batch(self, batch: object) -> LocalBatch:
-        one = self._program(batch, self.training)
-        return self._batches.local(batch) if one is self else one.local_batch(batch)
+    def _cut(self, batch: object) -> LocalBatch:
+        return self._batches.local(batch)
 
     def batches(self) -> Sequence[Batches]:
         return [self._batches]

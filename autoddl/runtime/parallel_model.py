@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured
 from autoddl.capture.returned import LOSS, Returned
 from autoddl.capture.sample import Sample
-from autoddl.core.errors import InputError
+from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.layout import Extent, Layout, extents
 from autoddl.core.plan import Plan
@@ -105,7 +105,7 @@ class ParallelModel:
         check_one_batch(batch, more, named)
         self._compare(batch)
         one = self._program(batch, True)
-        pieces = one.local_batch(batch)
+        pieces = one._cut(batch)
         self.recorder.clear()
         one.steps = self.steps
         loss = one._train(pieces)
@@ -126,7 +126,7 @@ class ParallelModel:
             if not whole and one.plan.microbatches > 1:
                 raise InputError(f"outputs of {one.plan.microbatches} microbatches are not one tensor that is split: "
                                  "ask for them whole, or plan with one microbatch")
-            pieces = one.local_batch(batch)
+            pieces = one._cut(batch)
             self.recorder.clear()
             others = dict.fromkeys(name for name in asked.values() if name != LOSS)
             found = one._evaluate(pieces, Asked(tuple(others), whole))
@@ -153,7 +153,12 @@ class ParallelModel:
     def _program(self, batch: object, training: bool) -> "ParallelModel":
         """The model whose program runs this batch: this one, or one for other shapes or for evaluation."""
         if isinstance(batch, LocalBatch):
-            return self._others.get(batch.program, self)
+            one = self._others.get(batch.program) if batch.program else self
+            if one is None or (training and batch.program.startswith("evaluation")):
+                raise MismatchError(f"these pieces of a batch are for {batch.program}, which "
+                                    f"{'is no training' if one else 'this model has not run'}: give the global batch, "
+                                    "or make them by local_batch of this model, in the mode in which they are used")
+            return one
         own = self.batches()[0]
         shapes = own.shapes(batch)
         if self._planner is None or ((training or not self._evaluates_apart()) and shapes == own.planned()):
@@ -223,7 +228,11 @@ class ParallelModel:
         raise NotImplementedError
 
     def local_batch(self, batch: object) -> LocalBatch:
-        """This rank's pieces of a global batch: for loaders that keep only these."""
+        """This rank's pieces of a global batch, for loaders that keep only these: of a step, after `eval` of a call."""
+        return self._program(batch, self.training)._cut(batch)
+
+    def _cut(self, batch: object) -> LocalBatch:
+        """This rank's pieces of a global batch that the program of this model runs."""
         raise NotImplementedError
 
     def rows(self) -> tuple[int, ...]:

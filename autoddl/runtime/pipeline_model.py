@@ -320,12 +320,9 @@ class PipelineModel(ParallelModel):
                                 f"stages on {parts} microbatches: make it by local_batch of this model")
         return {s: batch.parts[k * parts:(k + 1) * parts] for k, s in enumerate(self._stages)}
 
-    def local_batch(self, batch: object) -> LocalBatch:
+    def _cut(self, batch: object) -> LocalBatch:
         if isinstance(batch, LocalBatch):
             return batch
-        one = self._program(batch, self.training)
-        if one is not self:
-            return one.local_batch(batch)
         return LocalBatch(tuple(part for one in self._batches.values() for part in one.local(batch).parts), self._name)
 
     def batches(self) -> Sequence[Batches]:

@@ -106,6 +106,22 @@ def test_the_short_last_batch_of_an_epoch_trains() -> None:
     assert max(on_ranks(4, shortened, planned(0.0))) < 1e-12
 
 
+def test_a_step_trains_by_the_training_program_though_calls_evaluate() -> None:
+    one = plan(Classifier(0.0).double(), cluster_of("core=1"), batch(ROWS), microbatches=(2,))
+    model, other = (parallelize(Classifier(0.0).double(), one) for _ in range(2))
+    model.eval()
+    for rows in (ROWS, SHORT):
+        assert torch.equal(model.step(batch(rows)), other.step(batch(rows)))
+    assert list(model.programs()) == list(other.programs())
+    assert all(torch.equal(whole(p.grad), whole(q.grad)) for p, q in
+               zip(model.parameters(), other.parameters(), strict=True))
+    pieces = model.local_batch(batch(ROWS))
+    assert torch.equal(model(pieces), model(batch(ROWS)))
+    for wrong, said in ((model, "is no training"), (other, "this model has not run")):
+        with pytest.raises(MismatchError, match=f"for evaluation of .* which {said}: give the global batch"):
+            wrong.step(pieces)
+
+
 class Chain(nn.Module):
     """Four layers that return what is between them."""
 

@@ -71,7 +71,7 @@ def trained(one: Plan) -> dict[str, Any]:
     parallel = parallelize(Series().double(), one, samples=[batch(length) for length in LENGTHS[1:2]])
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     for length in LENGTHS:
-        parallel.step(batch(length))
+        parallel.train(length != LENGTHS[0]).step(batch(length))  # whatever the mode
         optimizer.step()
         optimizer.zero_grad()
     plain = in_one_process(one.microbatches)
