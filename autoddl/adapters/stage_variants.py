@@ -18,17 +18,21 @@ from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import needed_ops
-from autoddl.core.pipeline import flights_of
-from autoddl.core.plan import Plan
+from autoddl.core.pipeline import Schedule
+from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import pins_of_layouts
-from autoddl.planner.pipelines.stage_plans import pipeline_plan, solve_stage
-from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.stage_plans import pipeline_plan, solve_stages
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.task import task_of
 
 __all__ = ["divides", "staged_variant"]
+
+
+LIKE = ("1f1b", "zb-v")
+"""Schedules of fewer microbatches than zb-h1 and zb-h2, or dualpipe-v, with the same places of stages."""
 
 
 def divides(batch: Sample, microbatches: int) -> bool:
@@ -43,22 +47,40 @@ def divides(batch: Sample, microbatches: int) -> bool:
 def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sample, options: PlanOptions) -> Plan:
     """A plan with the stages of `plan`, for `module` on such a batch; `options` are those of every stage but its mesh.
 
-    A batch whose rows the microbatches do not divide has fewer of them. Raises InputError where the module cannot be
-    cut into the same stages.
+    A batch whose rows the microbatches do not divide has fewer of them, and another schedule with the same places where
+    that of `plan` has none of so few. Raises InputError where the module cannot be cut into the same stages, and where
+    no schedule runs such microbatches.
     """
     assert plan.pipeline is not None
-    parts = max(n for n in range(1, plan.microbatches + 1) if plan.microbatches % n == 0 and divides(batch, n))
+    name, parts = _schedule(plan, plan.pipeline, batch)
     task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None)
     graph, known = task.confirmed(parts).original, graph_from_text(plan.source["graph"])
-    staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), plan.pipeline.name, parts)
+    staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), name, parts)
     graphs = cut_graph(graph, staged.cuts)
     _check_same(cut_graph(known, plan.pipeline.cuts), graphs)
-    part, found = stage_cluster(cluster, staged.parts), []
-    for stage, one, flight in zip(plan.pipeline.stages, graphs, flights_of(staged.schedule()), strict=True):
-        own = replace(task.options, mesh=str(stage.plan.mesh), pins=pins_of_layouts(stage.plan, one.graph))
-        found.append(solve_stage(replace(task, options=own), one, part, parts, flight))
-    made = pipeline_plan(task, staged, found)
+    tasks = [replace(task, options=replace(task.options, mesh=str(stage.plan.mesh),
+                                           pins=pins_of_layouts(stage.plan, one.graph)))
+             for stage, one in zip(plan.pipeline.stages, graphs, strict=True)]
+    made = pipeline_plan(task, staged, solve_stages(tasks, staged, graphs))
     return replace(made, source={"cluster": cluster.to_yaml(), "graph": graph_to_text(graph)})
+
+
+def _schedule(plan: Plan, pipeline: Pipeline, batch: Sample) -> tuple[str, int]:
+    """The name of a schedule with the places of that of `plan`, and the most microbatches of such a batch that it runs.
+
+    Raises InputError where there is none.
+    """
+    counts = [n for n in range(plan.microbatches, 0, -1) if plan.microbatches % n == 0 and divides(batch, n)]
+    places, problems = Schedule.parse(pipeline.schedule).placement, []
+    for name in (pipeline.name, *LIKE):
+        for parts in counts:
+            try:
+                if Staged(pipeline.cuts, name, parts).schedule().placement == places:
+                    return name, parts
+            except InputError as error:
+                problems.append(str(error))
+    raise InputError(f"its rows make no more than {counts[0]} of the plan's {plan.microbatches} microbatches. "
+                     f"{problems[0]}. Drop such a batch, or pad its rows")
 
 
 def matched_cuts(known: Graph, graph: Graph, cuts: Sequence[int]) -> tuple[int, ...]:

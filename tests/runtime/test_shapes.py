@@ -6,16 +6,21 @@ import pytest
 import torch
 from planmaker import cluster_of
 from ranks import on_ranks, shared
+from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from autoddl import parallelize
-from autoddl.adapters.stage_variants import matched_cuts
+from autoddl.adapters.stage_variants import matched_cuts, staged_variant
 from autoddl.api import plan
 from autoddl.capture.capture import capture
-from autoddl.core.errors import MismatchError
+from autoddl.capture.sample import Sample
+from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
+from autoddl.planner.options import PlanOptions
+from autoddl.runtime.stage_setup import stage_rows
 
 ROWS, LENGTHS, ODD = 8, (6, 4, 6), 5
 
@@ -96,6 +101,74 @@ def test_batches_of_two_lengths_train_and_evaluate_by_programs_of_one_plan(stage
             ("training", 6), ("training", 4), ("evaluation", 4))]
         first, *others = found["programs"].values()
         assert all(0 < one.predicted.seconds < first.predicted.seconds for one in others)
+
+
+class Deep(nn.Module):
+    """Four layers with an auxiliary loss in training alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean() + (x.abs().mean() if self.training else 0)
+
+
+def rows_of(number: int) -> Tensor:
+    return torch.linspace(-1, 1, 8 * number, dtype=torch.float64).view(number, 8)
+
+
+@shared
+def scheduled(name: str) -> Plan:
+    return plan(Deep().double(), cluster_of("a=2"), rows_of(8), workers=1, stages=(2,), schedule=(name,),
+                microbatches=(4,))
+
+
+def with_rows(name: str, rows: int) -> Plan:
+    return staged_variant(Deep().double(), scheduled(name), cluster_of("a=2"), Sample((rows_of(rows),), {}),
+                          PlanOptions(workers=1))
+
+
+@parametrize_or_slow("name,rows,found", [("chimera:1", 6, ("chimera:1", 2))], [
+    ("chimera:1", 4, ("chimera:1", 4)), ("zb-h1", 5, ("1f1b", 1)), ("dualpipe-v", 6, ("zb-v", 2))])
+def test_another_number_of_rows_has_stages_of_the_microbatches_that_a_schedule_of_its_places_runs(
+        name: str, rows: int, found: tuple[str, int]) -> None:
+    one, other = scheduled(name), with_rows(name, rows)
+    assert one.pipeline is not None and other.pipeline is not None
+    assert (other.pipeline.name, other.microbatches) == found
+    assert [stage.ranks for stage in other.pipeline.stages] == [stage.ranks for stage in one.pipeline.stages]
+    tuple(stage_rows(other, graph_from_text(other.source["graph"])))  # raises unless stages and schedule are alike
+
+
+def test_rows_of_which_no_schedule_runs_the_microbatches_are_refused() -> None:
+    with pytest.raises(InputError, match=r"no more than 1 of the plan's 4 microbatches.*multiples of 2.*pad its rows"):
+        with_rows("chimera:1", 5)
+
+
+def changed_rows(one: Plan, numbers: tuple[int, ...]) -> float:
+    """The largest error of losses and gradients of batches of such numbers of rows, and of their evaluation."""
+    parallel, errors = parallelize(Deep().double(), one), []
+    for number in numbers:
+        plain = Deep().double()
+        loss = plain(rows_of(number))
+        loss.backward()
+        errors.append(abs(float(parallel.step(rows_of(number)) - loss)))
+        truth = dict(plain.named_parameters())
+        errors += [float((whole(p.grad) - whole(truth[name].grad)).abs().max())
+                   for name, p in parallel.named_parameters()]
+        parallel.zero_grad()
+        errors.append(abs(float(parallel.eval()(rows_of(number)) - plain.eval()(rows_of(number)))))
+    return max(errors)
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("name,numbers", [("chimera:1", (4,))], [
+    ("zb-h1", (4, 5)), ("zb-v", (6,)), ("dualpipe-v", (4, 6)), ("interleaved:2", (6,)), ("1f1b", (5,))])
+def test_batches_of_other_rows_train_and_evaluate_under_every_schedule(name: str, numbers: tuple[int, ...]) -> None:
+    assert max(on_ranks(2, changed_rows, scheduled(name), numbers)) < 1e-12
 
 
 def test_stages_of_evaluation_begin_where_those_of_training_do() -> None:

@@ -35,7 +35,7 @@ from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_lanes import stored_apart
 
-__all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "stage_task"]
+__all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "solve_stages", "stage_task"]
 
 
 def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
@@ -93,6 +93,13 @@ def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatche
     return fitting_buckets(finish_stage(own, stage, found, made), own.graph, own.options.optimizer, cluster)
 
 
+def solve_stages(tasks: Sequence[PlanTask], staged: Staged, graphs: Sequence[StageGraph]) -> list[Plan]:
+    """The fastest plan of every stage of a pipeline, by a task of its own. Raises as `pipeline_plan`."""
+    schedule, part = staged.schedule(), stage_cluster(tasks[0].cluster, staged.parts)
+    return [solve_stage(task, graph, part, staged.microbatches // schedule.pipes, flight)
+            for task, graph, flight in zip(tasks, graphs, flights_of(schedule), strict=True)]
+
+
 def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) -> Plan:
     """The plan of a pipeline; `plans` are those of its stages where they are known already.
 
@@ -103,10 +110,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
     part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
-    if not plans:
-        flights = flights_of(schedule)
-        plans = [solve_stage(task, graph, part, staged.microbatches // schedule.pipes, flight)
-                 for graph, flight in zip(graphs, flights, strict=True)]
+    plans = plans or solve_stages([task] * len(graphs), staged, graphs)
     if (apart := stored_apart(plans, graphs, staged.placement)) is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
                          f"{apart.fqn}, but store other pieces of it: cut elsewhere, or take gpipe or 1f1b")
