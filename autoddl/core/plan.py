@@ -264,9 +264,12 @@ class Plan:
             return found
         return replace(found, pipeline=replace(found.pipeline, coded=()))
 
-    def with_plain_sums(self) -> "Plan":
-        """The plan whose sparse sums send their share from the first step on, of gradients."""
-        return self._with_steps(lambda one: one.coded(SparseRule(SparseRule.of(one.codec).share).codec)
+    def with_warmup(self, most: int) -> "Plan":
+        """The plan whose sparse sums have a warm-up of at most so many steps."""
+        def shorter(rule: SparseRule) -> SparseRule:
+            return replace(rule, warmup=min(rule.warmup, most))
+
+        return self._with_steps(lambda one: one.coded(shorter(SparseRule.of(one.codec)).codec)
                                 if one.is_sparse else one)
 
     def _with_steps(self, change: Callable[[Step], Step]) -> "Plan":

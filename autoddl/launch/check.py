@@ -12,7 +12,7 @@ from torch import Tensor
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, widened
-from autoddl.capture.sample import parted
+from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import load_plan
 from autoddl.core.precision import Precision
 from autoddl.launch.jobs import Job
@@ -27,17 +27,19 @@ def check(job: Job) -> dict[str, Any]:
 
     The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
-    wide. A plan with sparse sums runs two more steps, one of them without. Its sums have neither a warm-up
-    nor momentum here, so that nothing may be lost.
+    wide. A plan with sparse sums runs a few steps more (`sparse_loss`); their warm-up is one step here.
     """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
-    parallel = parallelize(model, plan.with_plain_sums(), batch, compile=False)
+    parallel = parallelize(model, plan.with_warmup(1), batch, compile=False)
     parallel.recorder.checks = bool(plan.codecs)
-    parallel.step(batch)
-    wrong, coded, share = mismatches(parallel), 0.0, parallel.recorder.coded_share
-    besides = len(parallel.recorder.besides)
-    lost = sparse_loss(parallel, factory, wrong) if plan.sparse_sums else 0.0
+    wrong, coded, lost = list[str](), 0.0, 0.0
+    if plan.sparse_sums:
+        lost = sparse_loss(parallel, factory, wrong)
+    else:
+        parallel.step(batch)
+    wrong += mismatches(parallel)
+    share, besides = parallel.recorder.coded_share, len(parallel.recorder.besides)
     if plan.codecs:
         truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
         coded = _gradient_error(parallel, truth["gradients"])
@@ -74,29 +76,39 @@ def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> fl
 
 
 def sparse_loss(parallel: ParallelModel, factory: Factory, wrong: list[str]) -> float:
-    """The largest difference of sums and residuals after two sparse steps from two whole gradients, relative to these.
+    """How far what sparse steps summed and kept is from whole gradients, relative to the largest of these.
 
-    `parallel` has run one step. Lines about steps that send more than they may are added to `wrong`. Parameters that
-    several stages have are left out: their gradients are sums over stages, whose residuals other ranks have.
+        sum of a step + residuals after it = gradient + residuals before it + momentum * velocities before it
+
+    There is a step of the warm-up where there is one, one that renews thresholds, and one that does not. Lines about
+    steps but the last that send more than they may are added to `wrong`. Parameters that several stages have are left
+    out: their gradients are sums over stages, whose residuals other ranks have.
     """
     plan, (model, batch) = parallel.plan, built(factory, drawn=True)
-    captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
-    parallel.step(batch)
-    wrong += over_limit(parallel)
-    whole = parallel.like(model, captured)
-    whole.step(batch)
-    worst, largest, sent, gradients = 0.0, 0.0, *(dict(one.named_parameters()) for one in (parallel, whole))
-    stages = [] if plan.pipeline is None else [stage.plan for stage in plan.pipeline.stages]
-    owners = Counter(one.fqn for stage in stages for one in stage.stored)
-    for name, kept in parallel.residuals().items():
-        if owners[name] > 1:
-            continue
-        left = 2 * _piece(gradients[name])
-        largest = max(largest, _largest(left))
-        for one in kept:
-            left -= one.summed().to(left.dtype)
-        worst = max(worst, _largest(left - _piece(sent[name])))
+    whole = parallel.like(model, capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)))
+    worst = largest = 0.0
+    for _ in range(2 + any(one.warmup for one in plan.sparse_sums.values())):
+        wrong += over_limit(parallel)
+        worst, largest = map(max, (worst, largest), _sparse_step(parallel, whole, batch))
     return _part(worst, largest)
+
+
+def _sparse_step(parallel: ParallelModel, whole: ParallelModel, batch: Sample) -> tuple[float, float]:
+    """Runs a step of both; returns the largest value that was lost or came twice, and the largest gradient."""
+    stages = [] if parallel.plan.pipeline is None else [stage.plan for stage in parallel.plan.pipeline.stages]
+    owners = Counter(one.fqn for stage in stages for one in stage.stored)
+    kept = {name: many for name, many in parallel.residuals().items() if owners[name] < 2}
+    due = {name: sum(one.due() for one in many) for name, many in kept.items()}
+    for one in (parallel, whole):
+        one.zero_grad()
+        one.step(batch)
+    sent, gradients = (dict(one.named_parameters()) for one in (parallel, whole))
+    worst = largest = 0.0
+    for name, many in kept.items():
+        wanted = _piece(gradients[name])
+        found = _piece(sent[name]) + sum(one.summed() for one in many) - due[name]
+        worst, largest = max(worst, _largest(found - wanted)), max(largest, _largest(wanted))
+    return worst, largest
 
 
 def _piece(parameter: Tensor) -> Tensor:

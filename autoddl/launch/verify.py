@@ -14,8 +14,9 @@ dtypes. With m microbatches the truth is the mean of m losses, each with its own
 A plan that sends values coded (`core.codecs`) is verified without; `coded_error` is how far the gradients are off with.
 Each coded message is held to the error of its codec: `coded_share` is the largest part of that.
 
-A plan with sparse sums (`core.sparse`) is verified without. Then two steps run with them. What they sent and what the
-ranks kept must add up to two whole gradients (`sparse_loss`). No sum may send more words than its limit.
+A plan with sparse sums (`core.sparse`) is verified without. Then steps run with them, after a warm-up of one step if
+there is any. What each sent and what the ranks keep must add up to a whole gradient and what they kept before, with the
+momentum (`sparse_loss`). No sum may send more words than its limit.
 
 A program may use parameters in another dtype than they are stored in. It runs a second time, with every dtype replaced
 by one of twice its width. This compares the casts too. float32 rounds there, so the limit is 1e-6 (`twice_error`).

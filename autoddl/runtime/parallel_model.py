@@ -38,15 +38,28 @@ WAY_OUT = ("give the global batch on every rank, not a share of it (without Dist
 
 
 class Residual(NamedTuple):
-    """This rank's part of what a sparse sum has not sent: a view of it, the step, and the groups that it is over."""
+    """This rank's part of what a sparse sum has not sent: views of it, the step, and the groups that it is over.
+
+    `velocity` is empty where the sum has no momentum.
+    """
 
     values: Tensor
+    velocity: Tensor
     move: Move
     groups: Groups
 
     def summed(self) -> Tensor:
         """The sum of the residuals of all ranks of the step; they all call it."""
-        total, axes = self.values.clone(memory_format=torch.contiguous_format), self.move.axes
+        return self._over_ranks(self.values)
+
+    def due(self) -> Tensor:
+        """What the next sum and its residuals have besides a gradient: those of now, and what velocities go on with."""
+        assert self.move.sparse is not None
+        momentum = self.move.sparse.rule.momentum
+        return self._over_ranks(self.values + momentum * self.velocity if momentum else self.values)
+
+    def _over_ranks(self, values: Tensor) -> Tensor:
+        total, axes = values.clone(memory_format=torch.contiguous_format), self.move.axes
         self.groups.start("all-reduce", axes, total, total, asynchronous=False)
         return total
 
@@ -283,10 +296,8 @@ class ParallelModel:
         for runner in self.runners():
             for members, move in runner.store.reducer.sparse_sums():
                 assert move.sparse is not None
-                parts = move.sparse.residual.split([one.leaf.numel() for one in members])
-                for member, part in zip(members, parts, strict=True):
-                    values = part.view(member.leaf.shape)
-                    found.setdefault(member.tensor.fqn, []).append(Residual(values, move, runner.groups))
+                for member, parts in zip(members, move.sparse.parts([one.leaf.shape for one in members]), strict=True):
+                    found.setdefault(member.tensor.fqn, []).append(Residual(*parts, move, runner.groups))
         return found
 
     def parameters(self) -> Iterator[nn.Parameter]:

@@ -15,7 +15,7 @@ from planmaker import random_plans
 from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT
 from staged_plans import even_cuts, staged_plan
-from verified import verified
+from verified import on_a_rank, verified
 
 import autoddl
 from autoddl.capture.capture import capture
@@ -26,6 +26,7 @@ from autoddl.core.layout import Mesh
 from autoddl.launch.check import _gradient_error
 from autoddl.launch.run import run
 from autoddl.launch.verify import Verification, _check_memory, _seated, shrink_plan, verify
+from autoddl.runtime.collectives.sparse_sum import SparseSum
 
 PINS = ["blocks.*.up.weight: pair=S(0)", "blocks.*.down.weight: pair=S(1)", "head.weight: machine=S(0)"]
 
@@ -135,6 +136,33 @@ def test_a_plan_for_many_ranks_is_verified_on_fewer() -> None:
     checked = verified(plan, factory)
     assert checked.passed and checked.ranks <= 8, checked
     assert "32 ranks do not fit here" in checked.note
+
+
+def _without_velocities(file: str) -> None:
+    """Checks with sums that forget their velocities before every step."""
+    take = SparseSum._take
+
+    def forgetful(self: SparseSum, gradients: Sequence[torch.Tensor]) -> None:
+        self.velocity.zero_()
+        take(self, gradients)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SparseSum, "_take", forgetful)
+        on_a_rank(file)
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("rule", ["0.05,warmup=7,momentum=0.9"], ["0.05", "0.05,warmup=1", "0.05,momentum=0.5"])
+def test_sparse_sums_are_verified_with_their_momentum_and_a_step_of_their_warmup(tmp_path: Path, rule: str) -> None:
+    factory = Factory.parse(FACTORY, {"layers": 1, "dropout": 0.1})
+    (tmp_path / "slow.yaml").write_text(PAIR.replace("100 MB/s", "10 kB/s").replace("10 MFLOP/s", "1 GFLOP/s"))
+    plan = planned(factory, str(tmp_path / "slow.yaml"), sparse=rule, mine="dp=2")
+    assert plan.sparse_sums
+    checked = verified(plan, factory)
+    assert checked.passed and checked.sparse_loss < 1e-6, checked
+    if "momentum" in rule:
+        wrong = verified(plan, factory, _without_velocities)
+        assert not wrong.passed and wrong.sparse_loss > 0.01, wrong
 
 
 @pytest.mark.ranks

@@ -109,6 +109,16 @@ def test_a_row_that_was_changed_on_the_way_is_seen(name: str) -> None:
     assert error_share(name, rows, data) > 1
 
 
+@pytest.mark.parametrize("name", ["zfp8", "zfp16"])
+def test_four_small_values_are_held_to_their_own_largest_beside_large_ones(name: str) -> None:
+    rows = torch.randn(1, 1000) * 1e-3
+    rows[0, 0] = 1e6
+    data = encode(name, rows)
+    assert error_share(name, rows, data) <= 1
+    data[0, len(data[0]) // 2:] ^= 0x55
+    assert error_share(name, rows, data) > 1
+
+
 def test_only_exponents_that_find_no_room_are_sent_besides() -> None:
     usual = torch.randn(1, 50_000)
     assert not lacks_exponents(encode("lossless", usual))

@@ -5,7 +5,7 @@
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from autoddl.core.plan import Plan
 from autoddl.launch.check import check
 from autoddl.launch.verify import Verification, verify
 
-__all__ = ["planned", "verified"]
+__all__ = ["on_a_rank", "planned", "verified"]
 
 
 def on_a_rank(file: str) -> None:
@@ -29,18 +29,17 @@ def on_a_rank(file: str) -> None:
     Path(job["folder"], f"result-{dist.get_rank()}.json").write_text(json.dumps(check(job)))
 
 
-def launched(ranks: int, command: Sequence[str], **_: object) -> None:
-    on_ranks(ranks, on_a_rank, command[-1])
-
-
 def planned(made: Factory, **options: Any) -> Plan:
     """The plan of what a factory builds, on four ranks of the laptop, with `options` of `autoddl.plan`."""
     model, sample = made.build()
     return autoddl.plan(model, LAPTOP, sample, factory=made.to_json(), **options)
 
 
-def verified(plan: Plan, factory: Factory) -> Verification:
-    """What `verify` says of a plan."""
+def verified(plan: Plan, factory: Factory, checking: Callable[[str], None] = on_a_rank) -> Verification:
+    """What `verify` says of a plan, each of whose ranks does `checking` of its job."""
+    def launched(ranks: int, command: Sequence[str], **_: object) -> None:
+        on_ranks(ranks, checking, command[-1])
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autoddl.launch.verify.launch", launched)
         return verify(plan, factory)

@@ -59,17 +59,11 @@ def _sums(model: "ParallelModel") -> Iterator[_Sum]:
             assert move.sparse is not None
             mine = mine or f"{PART}.{model.plan.fingerprint()}.{model.groups.rank}"
             at, axes = runner.groups.coordinate, move.axes
-            pieces = tuple(_piece(f"{mine}.{n}", member, dict(zip(KEPT, parts, strict=False)), runner.groups, axes)
-                           for member, parts in zip(members, _parts(move.sparse, members), strict=True))
+            parts = move.sparse.parts([one.leaf.shape for one in members])
+            kept = (dict(zip(KEPT, two[:move.sparse.rule.copies], strict=False)) for two in parts)
+            pieces = tuple(_piece(f"{mine}.{n}", member, values, runner.groups, axes)
+                           for member, values in zip(members, kept, strict=True))
             yield _Sum(move.sparse, pieces, all(at[a] == 0 for a in axes))
-
-
-def _parts(state: SparseSum, members: "Sequence[StoredParameter]") -> Iterator[tuple[Tensor, ...]]:
-    """By member, its parts of the residual and, with momentum, of the velocity."""
-    sizes = [one.leaf.numel() for one in members]
-    whole = (state.residual, state.velocity) if state.rule.momentum else (state.residual,)
-    for member, parts in zip(members, zip(*(one.split(sizes) for one in whole), strict=True), strict=True):
-        yield tuple(part.view(member.leaf.shape) for part in parts)
 
 
 def _piece(key: str, member: "StoredParameter", kept: Mapping[str, Tensor], groups: "Groups", axes: tuple[int, ...]

@@ -110,8 +110,9 @@ def decode_sum(name: str, data: Tensor, elements: int, dtype: torch.dtype = torc
 def error_share(name: str, rows: Tensor, data: Tensor) -> float:
     """The largest error of coded rows over what their codec allows, by `core.codecs`.
 
-    Blocks with a value that is not finite are left out. It is infinite where a finite value comes back otherwise, and
-    where a lossless row comes back with any bit changed.
+    Blocks are those that the codec's error is relative to: four values of zfp16 and zfp8. Those with a value that is
+    not finite are left out. It is infinite where a finite value comes back otherwise, and where a lossless row comes
+    back with any bit changed.
     """
     codec, elements = CODECS[name], rows.shape[1]
     if not rows.numel():
@@ -120,13 +121,14 @@ def error_share(name: str, rows: Tensor, data: Tensor) -> float:
     found = decode(name, data, elements, rows.dtype, besides)
     if codec.lossless:
         return 0.0 if torch.equal(found.view(torch.uint8), rows.contiguous().view(torch.uint8)) else inf
-    x = torch.nn.functional.pad(rows.double(), (0, -elements % BLOCK)).view(len(rows), -1, BLOCK)
+    size = codec.group if codec.group > 1 else BLOCK
+    x = torch.nn.functional.pad(rows.double(), (0, -elements % size)).view(len(rows), -1, size)
     largest = x.abs().amax(2, keepdim=True)
     if not codec.is_cast:
         allowed = (largest * codec.error + TINY).expand_as(x)
     else:
         dtype = torch.finfo(getattr(torch, name))
         allowed = x.abs() * dtype.eps / 2 + dtype.smallest_normal * dtype.eps / 2
-    error = (torch.nn.functional.pad(found.double(), (0, -elements % BLOCK)).view_as(x) - x).abs()
+    error = (torch.nn.functional.pad(found.double(), (0, -elements % size)).view_as(x) - x).abs()
     shares = (error / allowed)[torch.isfinite(largest).expand_as(x)].nan_to_num(nan=inf)
     return float(shares.max()) if shares.numel() else 0.0

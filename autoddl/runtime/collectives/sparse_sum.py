@@ -131,6 +131,15 @@ class SparseSum:
         """Moves what is kept to a device."""
         self.residual, self.velocity = self.residual.to(device), self.velocity.to(device)
 
+    def parts(self, shapes: Sequence[torch.Size]) -> list[tuple[Tensor, Tensor]]:
+        """By gradient of these shapes, views of its residual and its velocity, which is empty without momentum."""
+        sizes = [shape.numel() for shape in shapes]
+        residuals = [part.view(shape) for part, shape in zip(self.residual.split(sizes), shapes, strict=True)]
+        if not self.rule.momentum:
+            return [(part, self.velocity) for part in residuals]
+        velocities = [part.view(shape) for part, shape in zip(self.velocity.split(sizes), shapes, strict=True)]
+        return list(zip(residuals, velocities, strict=True))
+
     @torch.no_grad()
     def add(self, gradients: Sequence[Tensor], swap: Swap, axes: str = "") -> tuple[Tensor, SparseSent]:
         """The sparse sum of the gradients of all ranks, flat and new, and what it took.
