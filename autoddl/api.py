@@ -1,9 +1,10 @@
 """Plans on one page: captures the model, solves the problem of every mesh, and writes the plan of the best one.
 
-    plan              the fastest plan of a model on a cluster, and how far it can be from optimal
-    compare           that plan and the strategies with names, like ZeRO-3, each at its best
-    plan_among        the fastest plan of some candidates: a mesh, a region, a number of microbatches
-    compare_solvers   all solvers on the problem of the best mesh
+    plan                   the fastest plan of a model on a cluster, and how far it can be from optimal
+    compare                that plan and the strategies with names, like ZeRO-3, each at its best
+    plan_among             the fastest plan of some candidates: a mesh, a region, a number of microbatches
+    plan_without_stages    the fastest plan of a task, whose model is captured
+    compare_solvers        all solvers on the problem of the best mesh
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,7 +37,8 @@ from autoddl.search import SOLVERS, solve
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan", "plan_among"]
+__all__ = ["Comparison", "Progress", "Raced", "compare", "compare_solvers", "plan", "plan_among",
+           "plan_without_stages"]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
@@ -117,11 +119,12 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
         return configured_pipeline(task, progress)
     if task.options.stages != (1,):
         return staged_plan(task, _undrawn if 1 in task.options.stages else None, progress)
-    return _without_stages(task, progress)
+    return plan_without_stages(task, progress)
 
 
-def _without_stages(task: PlanTask, progress: Progress | None) -> Plan:
-    """The fastest plan without stages."""
+@pause_gc()
+def plan_without_stages(task: PlanTask, progress: Progress | None = None) -> Plan:
+    """The fastest plan without stages. Raises Infeasible where none fits the budget."""
     tried = _candidates(task)
     finish = partial(_finish, task, count=len(tried), options=task.options)
     found = search(task, tried, progress)

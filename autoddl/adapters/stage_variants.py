@@ -8,12 +8,13 @@ are matched in order by module and kind. Every stage is then planned by itself, 
 layout of every parameter pinned.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import SequenceMatcher
 
 from torch import nn
 
+from autoddl.capture.capture import Captured
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, graph_from_text, graph_to_text
@@ -44,8 +45,11 @@ def divides(batch: Sample, microbatches: int) -> bool:
     return True
 
 
-def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sample, options: PlanOptions) -> Plan:
+def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sample, options: PlanOptions,
+                   captures: Callable[[int], Captured] | None = None) -> Plan:
     """A plan with the stages of `plan`, for `module` on such a batch; `options` are those of every stage but its mesh.
+
+    `captures` has the module captured with one of so many microbatches; by default it is captured here.
 
     A batch whose rows the microbatches do not divide has fewer of them, and another schedule with the same places where
     that of `plan` has none of so few. Raises InputError where the module cannot be cut into the same stages, and where
@@ -53,7 +57,8 @@ def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sampl
     """
     assert plan.pipeline is not None
     name, parts = _schedule(plan, plan.pipeline, batch)
-    task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None)
+    task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None,
+                   captures)
     graph, known = task.confirmed(parts).original, graph_from_text(plan.source["graph"])
     staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), name, parts)
     graphs = cut_graph(graph, staged.cuts)

@@ -7,13 +7,15 @@
 
 Each is the search of `autoddl.plan` on the plan's mesh, with the stored layout of every parameter pinned. So weights
 and the optimizer's state stay where they are. Rank 0 plans and tells the others. A plan with stages keeps its stages
-(`stage_variants`); it evaluates by another program only where training updates buffers.
+(`stage_variants`).
 """
 
 import copy
 import gc
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from autoddl.adapters.stage_variants import divides, staged_variant
-from autoddl.api import plan as search_plan
+from autoddl.api import plan_without_stages
 from autoddl.capture.arguments import check_arguments, said_kind
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
@@ -33,12 +35,16 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import Options, PlanOptions
 from autoddl.planner.pins import pins_of_layouts
+from autoddl.planner.task import task_of
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
 from autoddl.runtime.parallelize import parallelize as run_plan
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
+
+_Captures = Callable[[int], Captured]
+"""The module captured with one of so many microbatches, once for each number."""
 
 
 def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: torch.device | str | None = None,
@@ -123,31 +129,36 @@ class _Planner:
     def __call__(self, batch: Sample, training: bool) -> tuple[Captured, Plan]:
         module = self.module if training else copy.deepcopy(self.module).eval().requires_grad_(False)
         precision = Precision.parse(self.plan.precision)
-        whole = capture(module, batch, precision) if self.plan.pipeline is None else None
-        plan = self._planned(module, batch, whole, training)
-        if plan.microbatches == 1 and whole is not None:
-            return whole, plan
-        return capture(module, parted(batch, plan.microbatches), precision), plan
 
-    def _planned(self, module: nn.Module, batch: Sample, whole: Captured | None, training: bool) -> Plan:
+        @cache
+        def captures(microbatches: int) -> Captured:
+            return capture(module, parted(batch, microbatches), precision)
+
+        plan = self._planned(module, batch, captures, training)
+        return captures(plan.microbatches), plan
+
+    def _planned(self, module: nn.Module, batch: Sample, captures: _Captures, training: bool) -> Plan:
         """The plan of rank 0, on every rank. Raises InputError with its words where it has none."""
         alone = not (dist.is_available() and dist.is_initialized())
         found: dict[str, Any] = {}
         if alone or dist.get_rank() == 0:
             try:
-                found = {"plan": self._search(module, batch, whole, training).to_json()}
+                found = {"plan": self._search(module, batch, captures, training).to_json()}
             except AutoDDLError as error:
                 found = {"error": str(error)}
+        else:
+            with suppress(AutoDDLError):  # of which rank 0 tells; it plans meanwhile
+                captures(_counts(batch, self.plan.microbatches)[-1])
         found = found if alone else first_value(found)
         if "error" in found:
             what = "a batch of this shape" if training else "evaluation"
             raise InputError(f"no plan for {what} that stores parameters as this plan does: {found['error']}")
         return parse_plan(found["plan"], "the plan of rank 0")
 
-    def _search(self, module: nn.Module, batch: Sample, whole: Captured | None, training: bool) -> Plan:
+    def _search(self, module: nn.Module, batch: Sample, captures: _Captures, training: bool) -> Plan:
         plan = self.plan
         source = plan.source if plan.pipeline is None else {**plan.pipeline.stages[0].plan.source, **plan.source}
-        if "cluster" not in source or (whole is None and "graph" not in source):
+        if "cluster" not in source or (plan.pipeline is not None and "graph" not in source):
             raise InputError("the plan does not say its cluster and its graph: make it by autoddl.plan")
         cluster = parse_cluster(source["cluster"], "the plan's cluster")
         options: Options = {
@@ -155,11 +166,12 @@ class _Planner:
             "precision": plan.precision, "tolerance": source.get("tolerance", 1e-3), "workers": 1,
             "optimizer": source.get("optimizer", "adamw"),
             "recompute": tuple(source.get("recompute", ("none",))) if training else ("none",)}
-        if whole is None:
-            return staged_variant(module, plan, cluster, batch, PlanOptions.of(options))
-        options |= {"mesh": str(plan.mesh), "pins": pins_of_layouts(plan, whole.graph),
+        if plan.pipeline is not None:
+            return staged_variant(module, plan, cluster, batch, PlanOptions.of(options), captures)
+        options |= {"mesh": str(plan.mesh), "pins": pins_of_layouts(plan, captures(1).graph),
                     "microbatches": _counts(batch, plan.microbatches)}
-        return search_plan(module, cluster, batch, **options)
+        return plan_without_stages(task_of(module, cluster, batch, PlanOptions.of(options).configured(), "", None,
+                                           captures))
 
 
 def _counts(batch: Sample, microbatches: int) -> tuple[int, ...]:

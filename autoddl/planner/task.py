@@ -88,10 +88,11 @@ class PlanTask:
 
 
 def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, options: PlanOptions, name: str,
-            factory: Mapping[str, Any] | None) -> PlanTask:
+            factory: Mapping[str, Any] | None, captures: "Callable[[int], Captured] | None" = None) -> PlanTask:
     """The task of planning `model` with `sample` on `cluster`, with the model captured.
 
-    `name` and `factory` are written into the plan. Raises InputError where the cluster lists no peak for the dtype that
+    `name` and `factory` are written into the plan. `captures` has the model captured with one of so many microbatches;
+    by default it is captured here. Raises InputError where the cluster lists no peak for the dtype that
     the options' precision computes in. It also does where an option is about a part that the model has not.
     """
     began = perf_counter()
@@ -99,7 +100,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
     place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
     limit, counts, recipe = options.limit(place), options.microbatches, Precision.parse(options.precision)
     _check_peak(recipe, place)
-    part = partial(_part, model, sample, recipe, options)
+    part = partial(_part, captures or partial(_captured, model, sample, recipe), options)
     start, two = perf_counter(), options.workers != 1 and (cpu_count() or 1) > 1 and forks()
     with ExitStack() as stack:
         others = {n: stack.enter_context(beside(partial(_alone, part), n))
@@ -155,14 +156,19 @@ def planned_graph(captured: "Captured", options: PlanOptions) -> Graph:
     return with_expert_load(with_rings(tried) if options.rings else tried, options.expert_load)
 
 
-def _part(model: "nn.Module", sample: object, precision: Precision, options: PlanOptions, microbatches: int) -> Variant:
-    """The model with one of so many microbatches, as the options plan it."""
+def _captured(model: "nn.Module", sample: object, precision: Precision, microbatches: int) -> "Captured":
+    """The model captured with one of so many microbatches."""
     from autoddl.capture.capture import capture
     from autoddl.capture.sample import as_sample, parted, sample_for
 
     if microbatches > 1:
         sample = parted(sample_for(model) if sample is None else as_sample(sample), microbatches)
-    made = capture(model, sample, precision)
+    return capture(model, sample, precision)
+
+
+def _part(captures: "Callable[[int], Captured]", options: PlanOptions, microbatches: int) -> Variant:
+    """The model with one of so many microbatches, as the options plan it."""
+    made = captures(microbatches)
     graph = planned_graph(made, options)
     return Variant(add_hubs(graph), graph, made.spec, made.notes)
 

@@ -174,7 +174,7 @@ class ParallelModel:
             return one
         own = self.batches()[0]
         shapes = own.shapes(batch)
-        if self._planner is None or ((training or not self._evaluates_apart()) and shapes == own.planned()):
+        if self._planner is None or (training and shapes == own.planned()):
             return self
         name = f"{'training' if training else 'evaluation'} of {shapes}"
         if name not in self._others:
@@ -188,10 +188,6 @@ class ParallelModel:
         """Whether these are planned shapes, or those of a sample, but for the number of rows."""
         return shapes in {self.batches()[0].planned(), *self._sampled} or any(
             one.batches()[0].other_rows(batch) for one in (self, *self._others.values()))
-
-    def _evaluates_apart(self) -> bool:
-        """Whether evaluation runs another program than training."""
-        return True
 
     def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "ParallelModel":
         """A model of the same pieces, for such batches. Raises MismatchError where the ranks' plans differ."""
@@ -212,7 +208,12 @@ class ParallelModel:
             self._compared, self._seen = self.steps, SeenBatches()
 
     def train(self, mode: bool = True) -> Self:
-        """Sets whether calls run the training program. `step` always trains, by the program of the plan."""
+        """Sets whether calls run the training program. `step` always trains, by the program of the plan.
+
+        Raises InputError for a model of `autoddl.runtime`, which has no other program.
+        """
+        if not mode and self._planner is None:
+            raise InputError("this model has no program of evaluation: autoddl.parallelize returns one that plans it")
         self.training = mode
         self.module.train(mode)
         return self

@@ -17,7 +17,7 @@ what a rank does with a stage follows from the lanes that begin or end on this r
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -191,16 +191,6 @@ class PipelineModel(ParallelModel):
 
     def computed(self) -> Collection[str]:
         return self._homes.keys()
-
-    def train(self, mode: bool = True) -> Self:
-        if not mode and self._planner is None and self.graph.updates:
-            buffer = self.graph.tensors[self.graph.updates[0][0]].fqn
-            raise InputError(f"{buffer} is updated in training, and nothing plans evaluation here: run the plan by "
-                             "autoddl.parallelize")
-        return super().train(mode)
-
-    def _evaluates_apart(self) -> bool:
-        return bool(self.graph.updates)
 
     def _other(self, planner: Planner, batch: Sample, training: bool, name: str) -> "PipelineModel":
         captured, plan = planner(batch, training)

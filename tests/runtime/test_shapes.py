@@ -1,6 +1,7 @@
 """One plan trains on batches of several shapes, and evaluates: with the same pieces, as one process does."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 from autoddl import parallelize
 from autoddl.adapters.stage_variants import matched_cuts, staged_variant
 from autoddl.api import plan
+from autoddl.capture import capture as capturing
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError, MismatchError
@@ -148,9 +150,24 @@ def test_rows_of_which_no_schedule_runs_the_microbatches_are_refused() -> None:
         with_rows("chimera:1", 5)
 
 
+def test_a_program_for_other_rows_and_one_of_evaluation_take_one_capture_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = plan(Deep().double(), cluster_of("a=1"), rows_of(8), workers=1)
+    parallel = parallelize(Deep().double(), alone)
+    counted = Mock(wraps=capturing._captured)
+    monkeypatch.setattr(capturing, "_captured", counted)
+    parallel.step(rows_of(4))
+    assert counted.call_count == 1
+    parallel.eval()(rows_of(8))
+    assert counted.call_count == 2 and len(parallel.programs()) == 3
+
+
 def changed_rows(one: Plan, numbers: tuple[int, ...]) -> float:
-    """The largest error of losses and gradients of batches of such numbers of rows, and of their evaluation."""
-    parallel, errors = parallelize(Deep().double(), one), []
+    """The largest error of losses and gradients of batches of such numbers of rows, and of their evaluation.
+
+    That of the planned rows is evaluated too.
+    """
+    parallel = parallelize(Deep().double(), one)
+    errors = [abs(float(parallel.eval()(rows_of(8)) - Deep().double().eval()(rows_of(8))))]
     for number in numbers:
         plain = Deep().double()
         loss = plain(rows_of(number))
