@@ -1,6 +1,8 @@
 """A branch of which one side only raises goes the other way, and its condition is checked in every step."""
 
+import ast
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.materialize import arguments, limits
+from autoddl.capture.rewrites.finite_clamps import is_finite_clamp
 from autoddl.capture.sample import as_sample
 from autoddl.core.errors import CaptureError, InputError
 from autoddl.core.precision import Precision
@@ -98,6 +101,12 @@ def mixes(x: Tensor) -> Tensor:
     return x
 
 
+def clamps(x: Tensor) -> Tensor:
+    if torch.isinf(x).any():
+        x = torch.clamp(x, -1e4, 1e4)
+    return x
+
+
 def takes_numbers_out(x: Tensor) -> Tensor:
     largest = x.max().item()
     if largest > 100 or largest < -100:
@@ -136,7 +145,8 @@ def test_a_warning_is_left_out() -> None:
     assert not [op for op in capture(Asks(warns), torch.ones(2, 4)).graph.ops if op.target == "autoddl.checked"]
 
 
-@pytest.mark.parametrize(("ask", "line"), [(decides, r"if x.max\(\) > 0:"), (mixes, r"or not x.min\(\)")])
+@pytest.mark.parametrize(("ask", "line"), [(decides, r"if x.max\(\) > 0:"), (mixes, r"or not x.min\(\)"),
+                                           (clamps, r"if torch.isinf\(x\).any\(\):")])
 def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tensor], Tensor], line: str) -> None:
     with pytest.raises(CaptureError, match=rf"decides by the values of a tensor.*{line}") as caught:
         capture(Asks(ask), torch.ones(2, 4))
@@ -170,6 +180,22 @@ def test_a_branch_that_clamps_what_is_not_finite_is_always_taken() -> None:
     with torch.no_grad():
         model.layer.weight.abs_()
     assert torch.equal(program(*model.parameters(), huge)[0], model(huge))
+
+
+@pytest.mark.parametrize(("condition", "bound", "taken"), [
+    ("not torch.isfinite(x).all()", "{}", True), ("x.dtype == h and torch.isinf(x).any()", "{} - 1000", True),
+    ("torch.isinf(x).any() or torch.isnan(x).any()", "{}", True),
+    ("x.isinf().any()", "{}", True), ("~x.isinf().any()", "{}", False),
+    ("torch.isinf(x).any()", "1e4", False), ("torch.isinf(x).any()", "{} - 1e38", False),
+    ("torch.isinf(x).any()", "torch.finfo(y.dtype).max", False), ("torch.isinf(y).any()", "{}", False),
+    ("torch.isnan(x).any()", "{}", False), ("torch.isfinite(x).all()", "{}", False),
+    ("torch.isinf(x).any() or (y > 3).all()", "{}", False), ("y.any() and torch.isinf(x).any()", "{}", False)])
+def test_a_clamp_is_always_taken_only_where_it_leaves_finite_values(condition: str, bound: str, taken: bool) -> None:
+    bound = bound.format("torch.finfo(x.dtype).max")
+    for body in (f"b = {bound}; x = torch.clamp(x, min=-b, max=b)", f"x = torch.clamp(x, -({bound}), {bound})"):
+        assert is_finite_clamp(cast(ast.If, ast.parse(f"if {condition}: {body}").body[0])) is taken
+    for other in ("min=0", f"{bound}, {bound}"):
+        assert not is_finite_clamp(cast(ast.If, ast.parse(f"if {condition}: x = torch.clamp(x, {other})").body[0]))
 
 
 def test_a_layer_that_is_left_out_by_a_draw_is_refused_unless_it_never_is() -> None:

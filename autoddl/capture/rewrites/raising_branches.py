@@ -7,9 +7,11 @@ raise, as an `assert` does. Then the program goes on as if nothing were wrong, a
     program     x = checked(x, condition, value, text), an operator that raises where the condition does not hold. x are
                 the whole numbers that the condition is of, for all that read them later, else the loss
 
-A side that only warns is left out, without a check. One that clamps where a value is not finite is always taken: finite
-values stay as they are. A condition is read in the source. Every part of an `and` or an `or` is to be false, or true
-for an `assert`, and behind `not` the opposite.
+A side that only warns is left out, without a check. One that clamps infinite values at the largest number of their
+dtype is always taken (`finite_clamps`): finite values stay as they are.
+
+A condition is read in the source. Every part of an `and` or an `or` is to be false, or true for an `assert`, and behind
+`not` the opposite.
 
 `x.max().item()` stays a tensor where only such conditions read it: in a condition itself, or by the name that a line
 gives it.
@@ -32,6 +34,7 @@ from torch.fx import Graph, Node
 from torch.fx.node import has_side_effect
 
 from autoddl.capture.fx_tools import insert
+from autoddl.capture.rewrites.finite_clamps import called, is_finite_clamp
 from autoddl.operators.kernels import custom_ops
 
 __all__ = ["asked_number", "check_conditions", "decided"]
@@ -55,7 +58,7 @@ has_side_effect(torch.ops.autoddl.holds.default)
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A statement with one side that only raises or warns, or that clamps what is not finite.
+    """A statement with one side that only raises or warns, or that clamps infinite values.
 
         value     what its tensors are to be for the other side
         raises    whether the side raises
@@ -100,7 +103,7 @@ def _is_asked_only(file: str, line: int) -> bool:
     inside = [] if function is None else list(ast.walk(function))
     names = [node.targets[0].id for node in inside if isinstance(node, ast.Assign) and len(node.targets) == 1
              and node.lineno <= line <= (node.end_lineno or line) and isinstance(node.targets[0], ast.Name)
-             and isinstance(node.value, ast.Call) and _called(node.value.func) == "item"]
+             and isinstance(node.value, ast.Call) and called(node.value.func) == "item"]
     branches = [node for node in inside if isinstance(node, ast.If | ast.Assert)
                 and _branch(file, node.test.lineno) is not None]
     spared = {id(part) for one in branches for side in (one.test, *_sides(one)) for part in ast.walk(side)}
@@ -146,7 +149,7 @@ def _branch(file: str, line: int) -> _Branch | None:
         if not node.test.lineno <= line <= (node.test.end_lineno or node.test.lineno):
             continue
         side: list[ast.stmt] = []
-        if isinstance(node, ast.Assert) or _is_clamp(node):
+        if isinstance(node, ast.Assert) or is_finite_clamp(node):
             wanted = True
         elif _is_refusal(node.body):
             wanted, side = False, node.body
@@ -165,22 +168,7 @@ def _is_refusal(body: Sequence[ast.stmt]) -> bool:
     if isinstance(body[-1], ast.Raise):
         body = [one for one in body if not isinstance(one, ast.Assign)]
     return all(isinstance(one, ast.Raise) or (isinstance(one, ast.Expr) and isinstance(one.value, ast.Call) and
-                                              _called(one.value.func) in WARNS) for one in body)
-
-
-def _is_clamp(node: ast.If) -> bool:
-    """Whether it is `if not isfinite(x).all(): x = clamp(x, ..)`, perhaps with the bound in a line of its own."""
-    last = node.body[-1]
-    if node.orelse or not all(isinstance(one, ast.Assign) for one in node.body) or not isinstance(last, ast.Assign):
-        return False
-    asked = {_called(one.func) for one in ast.walk(node.test) if isinstance(one, ast.Call)}
-    call = last.value
-    return (bool(asked & {"isfinite", "isinf"}) and isinstance(call, ast.Call) and _called(call.func) == "clamp"
-            and bool(call.args) and ast.unparse(call.args[0]) == ast.unparse(last.targets[0]))
-
-
-def _called(function: ast.expr) -> str:
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+                                              called(one.value.func) in WARNS) for one in body)
 
 
 def _values(test: ast.expr, wanted: bool) -> Iterator[bool]:
