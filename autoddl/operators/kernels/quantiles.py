@@ -3,12 +3,18 @@
     variates(u, law, a, b)      the smallest x with P(X <= x) >= v,      v = u + 2^-25, inside of (0, 1)
 
     poisson     rate a          P(X <= k) = Q(k + 1, a)                 halved between integers about its normal form
-    binomial    of a trials with probability b                          probabilities added up from 0
+    binomial    of a trials with probability b      P(X <= k) = I_(1-b)(a - k, k + 1)       halved likewise
     gamma       shape a, rate 1 P(X <= x) = P(a, x)                     Newton steps in log x, kept inside of a bracket
 
-P and Q are the regularized incomplete gamma functions. Every element is computed apart, in float64, and rounded to
-float32 before it gets the dtype of `a`. So pieces are slices of the whole. u has 24 binary digits, so nothing is drawn
-whose probability is below 2^-25 on its side.
+P and Q are the regularized incomplete gamma functions, and I is that of beta. The latter is a ratio of integrals,
+
+    I_(1-b)(a - k, k + 1) = integral from b to 1 / integral from 0 to 1         of t^k (1 - t)^(a - k - 1)
+
+taken by Gauss and Legendre's rule up to b and from b on, where the integrand is not negligible. Against exact values,
+up to ten million trials, it is off by less than 1e-9. Where it is above 1e-9, it is off by less than 1e-5 of itself.
+
+Every element is computed apart, in float64, and rounded to float32 before it gets the dtype of `a`. So pieces are
+slices of the whole. u has 24 binary digits, so nothing is drawn whose probability is below 2^-25 on its side.
 
 The gradient of gamma is that of the quantile at a fixed v (Figurnov et al. 2018), and torch's own draws have the same:
 
@@ -20,6 +26,7 @@ Draws of whole numbers have none.
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,36 +37,56 @@ HALF = 2.0**-25
 NEWTON = 24
 """Steps of Newton's method; most elements need four."""
 AROUND = 16
-"""How far from its normal form a quantile of Poisson's law is looked for."""
+"""How far from its normal form a quantile among whole numbers is looked for."""
+NODES = tuple((float(x), float(w)) for x, w in zip(*np.polynomial.legendre.leggauss(24), strict=True))
+"""(place, weight) of Gauss and Legendre's rule between -1 and 1."""
+WIDE, LONG = 8.0, 30.0
+"""Beyond so many deviations, and so many trials' parts more, from its mean a density of beta is negligible."""
 
 
 def _poisson(v: Tensor, rate: Tensor, _: Tensor | None) -> Tensor:
     """Cornish and Fisher's form, and halvings of the integers around it."""
     z: Tensor = torch.special.ndtri(v)
-    middle: Tensor = (rate + z * rate.sqrt() + (z * z - 1) / 6).floor()
-    high: Tensor = (middle + AROUND).clamp_min(0.0)
-    low = (middle - AROUND).clamp_min(-1.0)
-    for _step in range((2 * AROUND + 1).bit_length()):
-        half = ((low + high) / 2).floor()
-        reached = torch.special.gammaincc(half.clamp_min(0.0) + 1, rate) >= v
-        reached = reached & (half >= 0)
-        low, high = torch.where(reached, low, half), torch.where(reached, half, high)
-    return high
+    middle: Tensor = rate + z * rate.sqrt() + (z * z - 1) / 6
+    return _halved(middle, lambda k: torch.special.gammaincc(k.clamp_min(0.0) + 1, rate) >= v)
 
 
 def _binomial(v: Tensor, count: Tensor, chance: Tensor | None) -> Tensor:
-    """The number of k below `count` with P(X <= k) < v."""
+    """Cornish and Fisher's form, and halvings of the integers around it; from `count` on, all is reached."""
     assert chance is not None
-    most = 0 if count.is_meta or not count.numel() else int(count.max())
-    below, drawn = torch.zeros_like(v * chance), torch.zeros_like(v * chance)
-    whole = torch.lgamma(count + 1)
-    for k in range(most):
-        ways = whole - torch.lgamma(torch.full_like(count, k + 1.0)) - torch.lgamma((count - k + 1).clamp_min(1.0))
-        logs = ways + torch.special.xlogy(torch.full_like(chance, float(k)), chance)
-        logs = logs + torch.special.xlog1py((count - k).clamp_min(0.0), -chance)
-        below = below + torch.where(count >= k, logs.exp(), 0.0)
-        drawn = drawn + ((below < v) & (count > k))
-    return drawn
+    z: Tensor = torch.special.ndtri(v)
+    mean, spread = count * chance, (count * chance * (1 - chance)).sqrt()
+    middle: Tensor = mean + z * spread + (z * z - 1) * (1 - 2 * chance) / 6
+    return _halved(middle, lambda k: (k >= count) | (_binomial_below(k, count, chance) >= v)).minimum(count)
+
+
+def _halved(middle: Tensor, reached: Callable[[Tensor], Tensor]) -> Tensor:
+    """The first whole number from 0 on that is `reached`, no farther from the middle than AROUND."""
+    high: Tensor = (middle.floor() + AROUND).clamp_min(0.0)
+    low = (middle.floor() - AROUND).clamp_min(-1.0)
+    for _step in range((2 * AROUND + 1).bit_length()):
+        half = ((low + high) / 2).floor()
+        found = (half >= 0) & reached(half)
+        low, high = torch.where(found, low, half), torch.where(found, half, high)
+    return high
+
+
+def _binomial_below(k: Tensor, count: Tensor, chance: Tensor) -> Tensor:
+    """P(X <= k) for 0 <= k < count, anything elsewhere; the integrand is divided by its largest value."""
+    count = count.clamp_min(1.0)
+    k = k.clamp_min(0.0).minimum(count - 1)
+    mean, mode = (k + 1) / (count + 1), k / (count - 1).clamp_min(1.0)
+    far = WIDE * (mean * (1 - mean) / (count + 2)).sqrt() + LONG / (count + 2)
+    first, last = (mean - far).clamp_min(0.0), (mean + far).clamp_max(1.0)
+    cut = chance.maximum(first).minimum(last)
+    middle, half = torch.stack([first + cut, cut + last]) / 2, torch.stack([cut - first, last - cut]) / 2
+    scales = mode.clamp_min(HALF**10), (1 - mode).clamp_min(HALF**10)
+    total = torch.zeros_like(middle)
+    for place, weight in NODES:
+        t = middle + place * half
+        total += weight * (torch.xlogy(k, t / scales[0]) + torch.xlogy(count - 1 - k, (1 - t) / scales[1])).exp()
+    below, above = (total * half).unbind()
+    return above / (below + above)
 
 
 def _gamma(v: Tensor, shape: Tensor, _: Tensor | None) -> Tensor:
