@@ -6,6 +6,7 @@ The table of rules is enumerated: a target without cases, or with rules that no 
 import random
 from collections import Counter
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,12 @@ import op_cases_shape
 import pytest
 import torch
 from sampling import parametrize_or_slow
+from torch.nn import functional as F
 
 from autoddl.core.graph import Op
 from autoddl.core.layout import B, Layout, Mesh, P, Split, State
 from autoddl.core.layout_codes import decode_layout, dual_codes, encode_layout
-from autoddl.operators.kernels.reducing import batch_norm_of_module
+from autoddl.operators.kernels.reducing import _BatchNorm, _GroupNorm, batch_norm_of_module
 from autoddl.operators.kernels.site import Reduce
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
 from autoddl.operators.rules.nn import inner_collectives
@@ -173,6 +175,23 @@ def test_batch_norm_of_far_values_keeps_float32_precision() -> None:
                torch.ones(5), True, 0.1, 1e-5)
     inner = next(o for o in options(one.op, one.graph, Mesh.parse("x=3")) if o.inner)
     assert check(one, inner, Mesh.parse("x=3"), tolerance=1e-3) == ()
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_norms_of_pieces_are_those_of_torch_and_their_gradients_have_the_dtypes_of_their_vectors(groups: int) -> None:
+    alone = SimpleNamespace(option=SimpleNamespace(inner=((0,),)), reduce=lambda x, *_: x)
+    x, weight, bias = torch.randn(3, 6, 5), torch.randn(6).bfloat16(), torch.randn(6).bfloat16()
+    leaves, known = ([t.clone().requires_grad_() for t in (x, weight, bias)] for _ in range(2))
+    norm, sizes = (_GroupNorm, (groups, 15)) if groups else (_BatchNorm, (15,))
+    found: Any = norm.apply(*leaves, alone, *sizes, 1e-5)  # type: ignore[no-untyped-call]
+    made = found if groups else found[0]
+    vectors = known[1].float(), known[2].float()
+    whole = F.group_norm(known[0], groups, *vectors) if groups else F.batch_norm(known[0], None, None, *vectors, True)
+    torch.testing.assert_close(made, whole)
+    upstream = torch.randn_like(whole)
+    whole.backward(upstream)
+    for gradient, leaf in zip(made.grad_fn.apply(upstream)[:3], known, strict=True):
+        torch.testing.assert_close(gradient, leaf.grad)
 
 
 def test_vocabulary_loss_of_half_precision_logits_is_summed_in_float32() -> None:

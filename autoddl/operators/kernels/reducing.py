@@ -108,39 +108,52 @@ def token_loss_kernel(site: Site, target: Callable[..., Any], args: tuple[Any, .
     return vocabulary_loss, (values["logits"], values["target"], values["weight"]), {}
 
 
+def _moments(values: Tensor, dims: list[int], site: Site, n: int) -> tuple[Tensor, Tensor]:
+    """(m, v) in float64 of all n values, of which these are the rank's along `dims`; the dims stay, with size 1."""
+    own, mean = (part.double() for part in torch.var_mean(values, dims, correction=0, keepdim=True))
+    count = values.numel() // max(1, mean.numel())
+    total = site.reduce(torch.stack([mean, own + mean * mean]) * (count / n), "sum", site.option.inner)
+    return total[0], (total[1] - total[0] * total[0]).clamp_min(0)
+
+
+def _gradient(dy: Tensor, h: Tensor, dims: list[int], site: Site, n: int) -> tuple[Tensor, Tensor, Tensor]:
+    """dx / r of normalised values h, the rank's sum of dy h and that of dy along `dims`, which stay, with size 1."""
+    own = torch.stack([dy.sum(dims, keepdim=True), (dy * h).sum(dims, keepdim=True)])
+    total = site.reduce(own.clone(), "sum", site.option.inner) / n
+    return dy - total[0] - h * total[1], own[1], own[0]
+
+
+def _as_of(gradient: Tensor, dtype: torch.dtype | None) -> Tensor | None:
+    """The gradient of a vector over channels in its dtype; None where there is no vector."""
+    return None if dtype is None else gradient.flatten().to(dtype)
+
+
 class _BatchNorm(torch.autograd.Function):
     """(y, m, r, v) of the whole batch, of which x is a piece; n values per channel in all."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, site: Site, n: int, eps: float) -> Any:
-        values = x.to(accumulator(x.dtype))
-        dims = [d for d in range(x.dim()) if d != 1]
-        count = prod(x.shape[d] for d in dims)
-        own, mean = (part.double() for part in torch.var_mean(values, dims, correction=0))
-        total = site.reduce(torch.stack([mean, own + mean * mean]) * (count / n), "sum", site.option.inner)
-        variance = (total[1] - total[0] * total[0]).clamp_min(0)
-        r = (variance + eps).rsqrt().to(values.dtype)
-        mean = total[0].to(values.dtype)
-        out = (values - column(mean, x.dim())) * column(r, x.dim())
+        values, dims = x.to(accumulator(x.dtype)), [d for d in range(x.dim()) if d != 1]
+        moments = _moments(values, dims, site, n)
+        mean, r, variance = (one.to(values.dtype) for one in (moments[0], (moments[1] + eps).rsqrt(), moments[1]))
+        out = (values - mean) * r
         out = out if weight is None else out * column(weight, x.dim())
         out = (out if bias is None else out + column(bias, x.dim())).to(x.dtype)
         ctx.save_for_backward(x, weight, mean, r)
-        ctx.has_bias, ctx.site, ctx.n = bias is not None, site, n
-        variance = variance.to(values.dtype)
-        ctx.mark_non_differentiable(mean, r, variance)
-        return out, mean, r, variance
+        ctx.biased, ctx.site, ctx.n = None if bias is None else bias.dtype, site, n
+        found = mean.flatten(), r.flatten(), variance.flatten()
+        ctx.mark_non_differentiable(*found)
+        return out, *found
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: Any) -> Any:
         x, weight, mean, r = ctx.saved_tensors
-        rank, dims = x.dim(), [d for d in range(x.dim()) if d != 1]
-        dy, h = upstream.to(mean.dtype), (x.to(mean.dtype) - column(mean, rank)) * column(r, rank)
-        own = torch.stack([dy.sum(dims), (dy * h).sum(dims)])
-        total = ctx.site.reduce(own.clone(), "sum", ctx.site.option.inner) / ctx.n
-        scale = r if weight is None else r * weight
-        dx = (dy - column(total[0], rank) - h * column(total[1], rank)) * column(scale, rank)
-        return (dx.to(x.dtype), None if weight is None else own[1].to(weight.dtype),
-                own[0].to(mean.dtype) if ctx.has_bias else None, None, None, None)
+        dims = [d for d in range(x.dim()) if d != 1]
+        h = (x.to(mean.dtype) - mean) * r
+        dx, of_weight, of_bias = _gradient(upstream.to(mean.dtype), h, dims, ctx.site, ctx.n)
+        dx = dx * (r if weight is None else r * column(weight, x.dim()))
+        return (dx.to(x.dtype), _as_of(of_weight, None if weight is None else weight.dtype),
+                _as_of(of_bias, ctx.biased), None, None, None)
 
 
 class _GroupNorm(torch.autograd.Function):
@@ -150,28 +163,23 @@ class _GroupNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, site: Site, groups: int, n: int,
                 eps: float) -> Tensor:
         values = x.to(accumulator(x.dtype)).reshape(x.shape[0], groups, -1)
-        own, mean = (part.double() for part in torch.var_mean(values, 2, correction=0))
-        total = site.reduce(torch.stack([mean, own + mean * mean]) * (values.shape[2] / n), "sum", site.option.inner)
-        r = ((total[1] - total[0] * total[0]).clamp_min(0) + eps).rsqrt().to(values.dtype)
-        mean = total[0].to(values.dtype)
-        h = ((values - mean.unsqueeze(2)) * r.unsqueeze(2)).view(x.shape)
+        moments = _moments(values, [2], site, n)
+        mean, r = moments[0].to(values.dtype), (moments[1] + eps).rsqrt().to(values.dtype)
+        h = ((values - mean) * r).view(x.shape)
         ctx.save_for_backward(x, weight, mean, r)
-        ctx.has_bias, ctx.site, ctx.n = bias is not None, site, n
+        ctx.biased, ctx.site, ctx.n = None if bias is None else bias.dtype, site, n
         h = h if weight is None else h * column(weight, x.dim())
         return (h if bias is None else h + column(bias, x.dim())).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         x, weight, mean, r = ctx.saved_tensors
-        rows, dims = (*mean.shape, -1), [d for d in range(x.dim()) if d != 1]
-        dy = upstream[0].to(mean.dtype)
-        h = (x.to(mean.dtype).reshape(rows) - mean.unsqueeze(2)) * r.unsqueeze(2)
-        of_weight = None if weight is None else (dy * h.view(x.shape)).sum(dims).to(weight.dtype)
-        of_bias = dy.sum(dims) if ctx.has_bias else None
+        rows, dims = (*mean.shape[:2], -1), [d for d in range(x.dim()) if d != 1]
+        dy, h = upstream[0].to(mean.dtype), (x.to(mean.dtype).reshape(rows) - mean) * r
+        of_weight = None if weight is None else _as_of((dy * h.view(x.shape)).sum(dims), weight.dtype)
+        of_bias = None if ctx.biased is None else _as_of(dy.sum(dims), ctx.biased)
         dy = (dy if weight is None else dy * column(weight, x.dim())).reshape(rows)
-        own = torch.stack([dy.sum(2), (dy * h).sum(2)])
-        total = ctx.site.reduce(own, "sum", ctx.site.option.inner) / ctx.n
-        dx = (dy - total[0].unsqueeze(2) - h * total[1].unsqueeze(2)) * r.unsqueeze(2)
+        dx = _gradient(dy, h, [2], ctx.site, ctx.n)[0] * r
         return dx.view(x.shape).to(x.dtype), of_weight, of_bias, None, None, None, None
 
 
