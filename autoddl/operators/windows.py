@@ -17,14 +17,16 @@ In backward the gradients of what came go back, and are added up. A dim is *alig
 stride >= reach, nothing is padded, and the pieces of input and output lie above each other.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import product
 
 from autoddl.core.graph import Op, Value
-from autoddl.core.layout import Extent, Layout, Mesh, Split, extents
+from autoddl.core.layout import Axis, B, Extent, Layout, Mesh, Split, extents
 
-__all__ = ["HALO", "PLACE", "WINDOWED", "Window", "common", "halo_elements", "is_aligned", "padded_shape", "place_name",
-           "wanted", "windows_of"]
+__all__ = ["HALO", "PLACE", "WINDOWED", "Box", "Shape", "Window", "common", "halo_box", "halo_elements", "is_aligned",
+           "padded_shape", "place_name", "read_box", "wanted", "windows_of"]
 
 HALO = "halo"
 """The kind of a message in which each rank of a group sends what its neighbours need."""
@@ -35,6 +37,8 @@ _POOLS = frozenset(f"aten.{kind}_pool{k}d.default" for k in (1, 2, 3) for kind i
 WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, "aten.convolution.default"))
 """Targets of ops that look through windows."""
 Shape = tuple[int, ...]
+Box = tuple[Extent, ...]
+"""(first, count) along each dim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,20 @@ def padded_shape(shape: Shape, out: Shape, windows: dict[int, Window]) -> Shape:
     return tuple(wanted(windows[d], (0, out[d]))[1] if d in windows else size for d, size in enumerate(shape))
 
 
+def read_box(shape: Shape, outputs: Shape, windows: Mapping[int, Window], layout: Layout, mesh: Mesh,
+             at: tuple[int, ...]) -> Box:
+    """What the rank at `at` computes its outputs from, which may lie beyond the edges; arguments as `halo_elements`."""
+    own, out = (extents(sizes, layout, mesh, at) for sizes in (shape, outputs))
+    return tuple(wanted(windows[d], out[d]) if d in windows else box for d, box in enumerate(own))
+
+
+def halo_box(shape: Shape, outputs: Shape, windows: Mapping[int, Window], layout: Layout, mesh: Mesh,
+             sender: tuple[int, ...], receiver: tuple[int, ...]) -> Box:
+    """What the rank at `receiver` reads of the piece of that at `sender`; arguments as `halo_elements`."""
+    read = read_box(shape, outputs, windows, layout, mesh, receiver)
+    return tuple(common(own, one) for own, one in zip(extents(shape, layout, mesh, sender), read, strict=True))
+
+
 @lru_cache(maxsize=100_000)
 def halo_elements(shape: Shape, outputs: Shape, windows: tuple[tuple[int, Window], ...], layout: Layout, mesh: Mesh,
                   coordinate: tuple[int, ...] | None) -> tuple[int, int]:
@@ -116,31 +134,25 @@ def halo_elements(shape: Shape, outputs: Shape, windows: tuple[tuple[int, Window
             continue
         axes = tuple(a for a, state in enumerate(layout) if state == Split(dim))
         rows = _along(size, outputs[dim], known[dim], tuple(mesh.sizes[a] for a in axes))
-        at = range(len(rows)) if coordinate is None else (_index(axes, coordinate, mesh),)
-        sends = [(all_ * rows[i][0], own * rows[i][2]) for all_, own in sends for i in at]
-        receives = [(all_ * rows[i][1], own * rows[i][2]) for all_, own in receives for i in at]
+        at = list(rows.values()) if coordinate is None else [rows[tuple(coordinate[a] for a in axes)]]
+        sends = [(all_ * row[0], own * row[2]) for all_, own in sends for row in at]
+        receives = [(all_ * row[1], own * row[2]) for all_, own in receives for row in at]
     sent, received = (others * max(all_ - own for all_, own in found) for found in (sends, receives))
     return sent, received
 
 
-def _index(axes: tuple[int, ...], coordinate: tuple[int, ...], mesh: Mesh) -> int:
-    """The number of a rank's piece along a dim that `axes` split, outermost first."""
-    found = 0
-    for a in axes:
-        found = found * mesh.sizes[a] + coordinate[a]
-    return found
-
-
 @lru_cache(maxsize=10_000)
-def _along(size: int, out: int, window: Window, parts: tuple[int, ...]) -> tuple[tuple[int, int, int], ...]:
-    """For each piece of a dim cut by `parts` in turn: what it gives to all, what it needs of all, and of itself."""
-    mesh = Mesh.parse(",".join(f"x{i}={n}" for i, n in enumerate(parts))) if parts else Mesh.parse("x=1")
-    layout = Layout((Split(0),) * len(parts)) if parts else Layout.broadcast(mesh)
-    places = [mesh.coordinate(rank) for rank in range(mesh.size)]
-    own = [extents((size,), layout, mesh, at)[0] for at in places]
-    need = [common(wanted(window, extents((out,), layout, mesh, at)[0]), (0, size)) for at in places]
-    return tuple((sum(common(mine, other)[1] for other in need), sum(common(other, wants)[1] for other in own),
-                  common(mine, wants)[1]) for mine, wants in zip(own, need, strict=True))
+def _along(size: int, out: int, window: Window, parts: tuple[int, ...]) -> dict[tuple[int, ...], tuple[int, int, int]]:
+    """By place of a piece of a dim cut by `parts`: what it gives to all, what it needs of all, and of itself."""
+    mesh = Mesh((Axis("whole", 1), *(Axis(f"cut{i}", n) for i, n in enumerate(parts))))
+    layout = Layout((B, *(Split(0) for _ in parts)))
+    own, need = {}, {}
+    for at in product(*(range(n) for n in parts)):
+        own[at], out_here = (extents((n,), layout, mesh, (0, *at))[0] for n in (size, out))
+        need[at] = common(wanted(window, out_here), (0, size))
+    return {at: (sum(common(mine, other)[1] for other in need.values()),
+                 sum(common(other, need[at])[1] for other in own.values()), common(mine, need[at])[1])
+            for at, mine in own.items()}
 
 
 def _each(value: Value, default: int | None) -> Shape:

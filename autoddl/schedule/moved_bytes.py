@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster, Group, Price, collective, moved_by, parse_cluster, ways_of
+from autoddl.cost_models import Cluster, Group, collective, moved_by, parse_cluster, ways_of
 
 __all__ = ["algorithm_of", "group_over", "levels_of", "moved_bytes", "planned_cluster"]
 
@@ -32,19 +32,22 @@ def group_over(mesh: Mesh, axes: str) -> Group:
     return Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in which))
 
 
-def _price(plan: Plan, kind: str, axes: str, nbytes: int) -> Price | None:
-    """The price of a collective of the plan; None where its cluster is not known, or nothing is sent."""
+def _placed(plan: Plan, axes: str) -> tuple[Cluster, Group] | None:
+    """The plan's cluster and a group over mesh axes; None where one is not known, or the group has one member."""
     cluster = planned_cluster(plan)
     if cluster is None or cluster.size != plan.mesh.size or not set(axes.split("+")) <= set(plan.mesh.names):
         return None
     group = group_over(plan.mesh, axes)
-    return collective(cluster, kind, group, float(nbytes)) if group.size > 1 else None
+    return (cluster, group) if group.size > 1 else None
 
 
 def algorithm_of(plan: Plan, kind: str, axes: str, nbytes: int) -> str:
     """The name of the algorithm of a collective over mesh axes; "" where the plan's cluster is not known."""
-    price = _price(plan, kind, axes, nbytes)
-    return str(price.algorithm) if price is not None else ""
+    placed = _placed(plan, axes)
+    if placed is None:
+        return ""
+    cluster, group = placed
+    return str(collective(cluster, kind, group, float(nbytes)).algorithm)
 
 
 def moved_bytes(plan: Plan, kind: str, axes: str, nbytes: int) -> float:
@@ -55,8 +58,5 @@ def moved_bytes(plan: Plan, kind: str, axes: str, nbytes: int) -> float:
 
 def levels_of(plan: Plan, axes: str) -> tuple[int, ...]:
     """How many members a group over mesh axes has in each level; nothing where the plan's cluster is not known."""
-    cluster = planned_cluster(plan)
-    if cluster is None or cluster.size != plan.mesh.size or not set(axes.split("+")) <= set(plan.mesh.names):
-        return ()
-    group = group_over(plan.mesh, axes)
-    return ways_of(cluster, group) if group.size > 1 else ()
+    placed = _placed(plan, axes)
+    return () if placed is None else ways_of(*placed)

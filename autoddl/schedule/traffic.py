@@ -22,7 +22,7 @@ experts to which tokens are sent.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autoddl.core.conversion import COLLECTIVES, Step, group_size
 from autoddl.core.errors import InputError
@@ -39,13 +39,16 @@ __all__ = ["PlannedCollective", "option_of", "traffic"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedCollective:
-    """A collective of the plan: `axes` as text (`net+node`), `nbytes` of its full buffer, `origin` for people."""
+    """A collective of the plan: `axes` as text (`net+node`), `nbytes` of its full buffer, `origin` for people.
+
+    It is sent `again` where backward computes once more what forward has sent."""
 
     direction: str
     kind: str
     axes: str
     nbytes: int
     origin: str = ""
+    again: bool = field(default=False, compare=False)
 
 
 def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Option:
@@ -88,7 +91,7 @@ def _of_edge(conversion: Conversion, tensor: Tensor, mesh: Mesh, at: tuple[int, 
 
 def _repeated(sent: tuple[PlannedCollective, ...], again: bool) -> tuple[PlannedCollective, ...]:
     """The part that is sent once more in backward, where the op that reads is computed `again`."""
-    return tuple(replace(one, direction="backward") for one in sent if one.direction == "forward" and again)
+    return tuple(replace(one, direction="backward", again=True) for one in sent if one.direction == "forward" and again)
 
 
 def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[PlannedCollective, ...]:

@@ -5,7 +5,7 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
-    halo N, to the members before and after in equal parts              for each of them outside
+    halo: what a member reads of the piece                              for every member outside
     sparse all-reduce 2 N/n                                             for every member outside
 
 Where the cost model chooses messages of the runtime, their bytes are counted. To switches that reduce, a unit sends all
@@ -13,8 +13,10 @@ N bytes of the buffer once, if members are outside. The reduce-scatter of gloo s
 Messages between stages leave a unit if their receiver is outside.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
@@ -23,18 +25,23 @@ from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
 from autoddl.operators.expert_sizes import EXCHANGE
+from autoddl.operators.rules.places import halo_parts
 from autoddl.operators.windows import HALO
 from autoddl.schedule import message_programs
 from autoddl.schedule.moved_bytes import group_over, planned_cluster
 from autoddl.schedule.stage_lanes import copies_of, lanes_of
-from autoddl.schedule.traffic import PlannedCollective, traffic
+from autoddl.schedule.traffic import PlannedCollective, option_of, traffic
 
 __all__ = ["count_uplink_bytes", "leaving_bytes", "rising_bytes"]
 
 
 def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, unit: range,
                   ways: tuple[int, ...] | None = None) -> float:
-    """Bytes that `rank` sends out of its `unit` in one collective of `group`; by messages of these `ways` if given."""
+    """Bytes that `rank` sends out of its `unit` in one collective of `group`; by messages of these `ways` if given.
+
+    Raises InputError for a halo, of which each member gets another part."""
+    if kind == HALO:
+        raise InputError("what a halo sends out of a unit is counted by its op, not by its bytes alone")
     if kind == SPARSE:
         return 2 * leaving_bytes("all-to-all", nbytes, group, rank, unit)
     if ways is not None:
@@ -42,10 +49,6 @@ def leaving_bytes(kind: str, nbytes: float, group: Sequence[int], rank: int, uni
         return message_programs.leaving_fraction(kind, ways, group.index(rank), outside) * nbytes
     if kind in ("all-to-all", EXCHANGE):
         return nbytes / len(group) * sum(other not in unit for other in group)
-    if kind == HALO:
-        at = group.index(rank)
-        beside = [group[i] for i in (at - 1, at + 1) if 0 <= i < len(group)]
-        return nbytes / len(beside) * sum(other not in unit for other in beside)
     successor = group[(group.index(rank) + 1) % len(group)]
     return 0.0 if successor in unit else sent_bytes(kind, len(group), nbytes)
 
@@ -79,27 +82,39 @@ def count_uplink_bytes(plan: Plan, graph: Graph, units: Sequence[range]) -> tupl
 
 def _of_mesh(plan: Plan, graph: Graph, units: Sequence[range]) -> tuple[float, ...]:
     """The bytes of a plan without stages; units are ranges of the ranks of its mesh."""
-    cluster = planned_cluster(plan)
     totals = [0.0] * len(units)
     for rank in range(plan.mesh.size):
         at = plan.mesh.coordinate(rank)
         for sent in traffic(plan, graph, at):
             group = _group(plan.mesh, sent.axes, at)
-            if len(group) == 1:
-                continue
-            extents = group_over(plan.mesh, sent.axes)
-            if cluster is not None and _in_switches(cluster, sent, extents):
+            if len(group) > 1:
+                leaving = _leaving(plan, graph, sent, group, rank)
                 for i, unit in enumerate(units):
-                    totals[i] += rising_bytes(sent.nbytes, group, rank, unit) if rank in unit else 0.0
-                continue
-            ways = None if cluster is None or sent.kind == SPARSE else message_programs.chosen_ways(
-                cluster, sent.kind, extents, sent.nbytes)
-            kind = "all-reduce" if plan.backend == "gloo" and sent.kind == "reduce-scatter" and ways is None else \
-                sent.kind
-            for i, unit in enumerate(units):
-                if rank in unit:
-                    totals[i] += leaving_bytes(kind, sent.nbytes, group, rank, unit, ways)
+                    totals[i] += leaving(unit) if rank in unit else 0.0
     return tuple(totals)
+
+
+def _leaving(plan: Plan, graph: Graph, sent: PlannedCollective, group: tuple[int, ...], rank: int
+             ) -> Callable[[range], float]:
+    """The bytes of one collective that the rank sends out of a unit."""
+    cluster, extents = planned_cluster(plan), group_over(plan.mesh, sent.axes)
+    if sent.kind == HALO:
+        parts = _halo(plan, graph, sent, plan.mesh.coordinate(rank))
+        return lambda unit: float(sum(part for part, one in zip(parts, group, strict=True) if one not in unit))
+    if cluster is not None and _in_switches(cluster, sent, extents):
+        return partial(rising_bytes, sent.nbytes, group, rank)
+    ways = None if cluster is None or sent.kind == SPARSE else message_programs.chosen_ways(
+        cluster, sent.kind, extents, sent.nbytes)
+    kind = "all-reduce" if plan.backend == "gloo" and sent.kind == "reduce-scatter" and ways is None else sent.kind
+    return lambda unit: leaving_bytes(kind, sent.nbytes, group, rank, unit, ways)
+
+
+def _halo(plan: Plan, graph: Graph, sent: PlannedCollective, at: tuple[int, ...]) -> tuple[int, ...]:
+    """The bytes of a halo for each member of the group."""
+    op = next(op for op in graph.ops if op.name == sent.origin)
+    option = option_of(op, graph, plan.mesh, plan.index().decisions.get(op.name))
+    back = sent.direction == "backward" and not sent.again
+    return halo_parts(op, graph, option.inputs[0], plan.mesh, option.inner, at, back)
 
 
 def _in_switches(cluster: Cluster, sent: PlannedCollective, extents: Group) -> bool:

@@ -5,7 +5,8 @@
     --every N             every N-th family
     --only A,B            these families
     --wall SECONDS        begin no family after so many seconds; the same command goes on with the rest
-    --verify              verify the plans, too: on four ranks of this machine, against one process, in float64
+    --verify SECONDS      verify plans that took at most so many processor seconds, too: on four ranks of this machine,
+                          against one process, in float64
     --print               print the table of a file alone
 
 Each family is planned on 2 x 2 slow devices with quick links, where it is worth splitting parameters. Lines have
@@ -65,8 +66,8 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise OutOfTime("its processor seconds are used up")
 
 
-def tried(library: str, family: str, model: str, verifies: bool) -> Line:
-    """The line of one family."""
+def tried(library: str, family: str, model: str, quick: float) -> Line:
+    """The line of one family, verified where its plan took at most `quick` processor seconds."""
     warnings.simplefilter("ignore")
     line: Line = {"library": library, "family": family, "model": model}
     signal.signal(signal.SIGPROF, _interrupted)
@@ -87,7 +88,7 @@ def tried(library: str, family: str, model: str, verifies: bool) -> Line:
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
     line["seconds"] = round(time.process_time() - start, 1)
-    if plan is not None and verifies:
+    if plan is not None and line["seconds"] <= quick:
         line |= _verified(plan, library, model)
     if line["result"] == "refused" and not _runs(module):
         line["result"] = "does not run"
@@ -125,7 +126,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def lines(wanted: list[tuple[str, str, str]], wall: float, verifies: bool) -> Iterator[Line]:
+def lines(wanted: list[tuple[str, str, str]], wall: float, quick: float) -> Iterator[Line]:
     """The line of every family, from one process that is replaced when it dies."""
     pool = ProcessPoolExecutor(1, get_context("fork"))
     end = time.monotonic() + wall
@@ -133,7 +134,7 @@ def lines(wanted: list[tuple[str, str, str]], wall: float, verifies: bool) -> It
         if time.monotonic() > end:
             break
         try:
-            yield pool.submit(tried, *one, verifies).result()
+            yield pool.submit(tried, *one, quick).result()
         except BrokenProcessPool:
             yield dict(zip(("library", "family", "model"), one, strict=True)) | {"result": "crashed"}
             pool = ProcessPoolExecutor(1, get_context("fork"))
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--wall", type=float, default=float("inf"))
-    parser.add_argument("--verify", action="store_true")
+    parser.add_argument("--verify", type=float, default=0.0)
     parser.add_argument("--print", action="store_true")
     asked = parser.parse_args()
     known = [json.loads(text) for text in asked.table.read_text().splitlines()] if asked.table.exists() else []

@@ -9,7 +9,7 @@ from verified import planned, verified
 
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
-from autoddl.core.graph import Op
+from autoddl.core.graph import Graph, Op
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
@@ -17,18 +17,23 @@ from autoddl.explain.rings import places_text
 from autoddl.operators.windows import HALO, WINDOWED
 from autoddl.planner.question import rebuild
 from autoddl.pricing.space import variables
-from autoddl.schedule.traffic import traffic
+from autoddl.schedule.traffic import PlannedCollective, traffic
+from autoddl.schedule.uplink_bytes import _leaving
 
 UNET = str(Path(zoo.__file__).parents[2] / "examples" / "unet.py")
 ROWS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(2)", "*pool*: machine=S(2)", "*pool*: pair=S(2)")
 BLOCKS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(3)", "*norm*: machine=S(2)")
 
 
-def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, int]:
-    """A plan, what it is of, and how many halos it sends."""
+def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, Graph]:
+    """A plan, what it is of, and its graph."""
     made = Factory(file, name, dict(sizes))
-    plan, graph = planned(made, pins=pins), add_hubs(capture(*made.build()).graph)
-    return plan, made, sum(one.kind == HALO for one in traffic(plan, graph))
+    return planned(made, pins=pins), made, add_hubs(capture(*made.build()).graph)
+
+
+def halos(plan: Plan, graph: Graph, rank: int = 0) -> list[PlannedCollective]:
+    """The halos that a rank sends in a step."""
+    return [one for one in traffic(plan, graph, plan.mesh.coordinate(rank)) if one.kind == HALO]
 
 
 @pytest.mark.ranks
@@ -36,20 +41,25 @@ def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tu
                      [(BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}), (ROWS, {"B": 2})])
 def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pins: tuple[str, ...],
                                                                              sizes: dict[str, int]) -> None:
-    plan, made, halos = split_image(zoo.__file__, "segmenter", pins, **sizes)
+    plan, made, graph = split_image(zoo.__file__, "segmenter", pins, **sizes)
     assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
     said = "height over machine+pair" if pins is ROWS else "height over machine and width over pair"
     assert places_text(plan).startswith(f"{said} in ")
+    if pins is ROWS:  # rank 1 has neighbours on either side, of which rank 2 is in the other machine
+        left = [(one.nbytes, *(_leaving(plan, graph, one, (0, 1, 2, 3), 1)(range(*unit)) for unit in ((1, 2), (0, 2))))
+                for one in halos(plan, graph, 1)]
+        assert all(every == alone >= over for every, alone, over in left) and any(row[1] > row[2] > 0 for row in left)
+        assert not any(_leaving(plan, graph, one, (0, 1, 2, 3), 0)(range(2)) for one in halos(plan, graph))
     checked = verified(plan, made)
-    assert halos >= 8 and checked.passed and checked.collective_mismatches == 0, checked
+    assert len(halos(plan, graph)) >= 8 and checked.passed and checked.collective_mismatches == 0, checked
 
 
 @pytest.mark.ranks
 @pytest.mark.slow
 def test_the_search_splits_one_large_image() -> None:
-    plan, made, halos = split_image(UNET, "unet", (), batch=1, side=128)
+    plan, made, graph = split_image(UNET, "unet", (), batch=1, side=128)
     checked = verified(plan, made)
-    assert halos > 10 and checked.passed and checked.collective_mismatches == 0, checked
+    assert len(halos(plan, graph)) > 10 and checked.passed and checked.collective_mismatches == 0, checked
 
 
 @pytest.mark.parametrize("batch", [3, 4])

@@ -1,6 +1,7 @@
 """Images and sequences that are split along their places: every layout against one device, what is sent and held."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.kernels.site import Exchange, Site
 from autoddl.operators.kernels.table import lower
 from autoddl.operators.rules.nn import inner_collectives
+from autoddl.operators.rules.places import halo_parts
 from autoddl.operators.rules.table import Option, options
 from autoddl.operators.trials.cases import Case, case
 from autoddl.operators.trials.trial import _Threads, check
@@ -74,11 +76,13 @@ def test_windows_that_do_not_overlap_send_nothing() -> None:
 @pytest.mark.parametrize("mesh", ["x=3", "x=2,y=2"])
 def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -> None:
     issued: dict[tuple[int, ...], list[tuple[str, tuple[int, ...], int]]] = {}
+    counts: dict[tuple[int, ...], list[Any]] = {}
     original = _Threads.exchange
 
     def recording(threads: _Threads, at: tuple[int, ...], place: Mesh) -> Exchange:
         def record(rows: Tensor, sent: Any, received: Any, axes: tuple[int, ...], nbytes: int) -> Tensor:
             issued.setdefault(at, []).append((HALO, axes, nbytes))
+            counts.setdefault(at, []).append(tuple(n * rows.itemsize for n in sent))
             assert nbytes == rows.nbytes
             return original(threads, at, place)(rows, sent, received, axes, nbytes)
         return record
@@ -87,6 +91,7 @@ def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -
     place = Mesh.parse(mesh)
     for one, picked in [(call, o) for call in (SAME, STRIDED) for o in halved(call, place) if o.inner]:
         issued.clear()
+        counts.clear()
         assert check(one, picked, place) == ()
         graph = replace(one.graph, tensors=tuple(replace(t, trained=True) for t in one.graph.tensors),
                         outputs=one.op.outputs)
@@ -95,6 +100,8 @@ def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -
             priced = inner_collectives(one.op, graph, picked.inputs[0], picked.inner, place, at)
             assert sent == [(kind, axes, nbytes) for _, kind, axes, nbytes in priced]
             assert all(low[3] <= high[3] for low, high in zip(priced, most, strict=True))
+            parts = partial(halo_parts, one.op, graph, picked.inputs[0], place, picked.inner, at)
+            assert counts[at] == [parts(), parts(backward=True)]
 
 
 def test_inner_ranks_send_a_row_to_either_side() -> None:

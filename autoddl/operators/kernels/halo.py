@@ -14,15 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.core.layout import Extent, extents
+from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.operators.kernels.arguments import bound
 from autoddl.operators.kernels.grouped import is_traced
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
-from autoddl.operators.windows import Window, common, padded_shape, wanted, windows_of
+from autoddl.operators.windows import Box, Shape, Window, halo_box, padded_shape, read_box, windows_of
 
 __all__ = ["unchanged", "with_halo"]
-
-Box = tuple[Extent, ...]
 
 
 def with_halo(kernel: Kernel) -> Kernel:
@@ -79,29 +77,33 @@ class _Halo:
 
     def reads(self, at: tuple[int, ...]) -> Box:
         """Returns what the rank at a place computes from; it may lie beyond the edges."""
-        out = extents(self.site.outputs[0].shape, self.site.option.outputs[0], self.site.mesh, at)
-        return tuple(wanted(self.windows[d], out[d]) if d in self.windows else own
-                     for d, own in enumerate(self.owns(at)))
+        return read_box(*self.known, at)
+
+    @cached_property
+    def known(self) -> tuple[Shape, Shape, dict[int, Window], Layout, Mesh]:
+        """What `windows` asks of an op: shapes of input and output, windows, the input's layout and the mesh."""
+        site = self.site
+        return site.inputs[0].shape, site.outputs[0].shape, self.windows, site.option.inputs[0], site.mesh
 
     @cached_property
     def kept(self) -> tuple[Box, Box]:
         """Says what the rank reads of its own piece: where it is in the piece, and in what it computes from."""
         here = self.site.coordinate
-        both = _met(self.owns(here), self.reads(here))
+        both = halo_box(*self.known, here, here)
         return _inside(both, self.owns(here)), _inside(both, self.reads(here))
 
     @cached_property
     def sent(self) -> tuple[Box, ...]:
         """For each member, what it gets of this rank's piece; nothing for the rank itself."""
-        own = self.owns(self.site.coordinate)
-        return tuple(_inside(_met(own, self.reads(at)), own) if at != self.site.coordinate else ()
+        here = self.site.coordinate
+        return tuple(_inside(halo_box(*self.known, here, at), self.owns(here)) if at != here else ()
                      for at in self.members)
 
     @cached_property
     def received(self) -> tuple[Box, ...]:
         """For each member, where what it sends belongs in what this rank computes from."""
-        reads = self.reads(self.site.coordinate)
-        return tuple(_inside(_met(self.owns(at), reads), reads) if at != self.site.coordinate else ()
+        here = self.site.coordinate
+        return tuple(_inside(halo_box(*self.known, at, here), self.reads(here)) if at != here else ()
                      for at in self.members)
 
     def exchanged(self, x: Tensor, out: tuple[Box, ...], back: tuple[Box, ...]) -> list[Tensor]:
@@ -139,11 +141,6 @@ class _Around(torch.autograd.Function):
             if part.numel():
                 _part(found, box).add_(part)
         return found, None, None
-
-
-def _met(one: Box, other: Box) -> Box:
-    """Returns what two boxes have in common."""
-    return tuple(common(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _inside(box: Box, place: Box) -> Box:

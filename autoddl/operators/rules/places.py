@@ -11,14 +11,15 @@ Where no window looks over an edge, the dim has a name in the rule, and nothing 
 """
 
 from collections.abc import Iterable
+from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.operators.rules.dimension_strings import Signature
 from autoddl.operators.rules.writing import Tensors
-from autoddl.operators.windows import HALO, Window, halo_elements, is_aligned, place_name, windows_of
+from autoddl.operators.windows import HALO, Window, halo_box, halo_elements, is_aligned, place_name, windows_of
 
-__all__ = ["halo_messages", "halo_signatures", "place_dims", "place_signatures"]
+__all__ = ["halo_messages", "halo_parts", "halo_signatures", "place_dims", "place_signatures"]
 
 
 def place_dims(op: Op, inputs: Tensors, outputs: Tensors, count: int) -> tuple[list[str], list[str]]:
@@ -53,6 +54,18 @@ def halo_messages(op: Op, graph: Graph, read: Layout, mesh: Mesh, coordinate: tu
     sent, received = halo_elements(x.shape, y.shape, windows, read, mesh, coordinate)
     back = (("backward", HALO, received * x.itemsize),) if op.inputs[0] in graph.differentiable() else ()
     return ("forward", HALO, sent * x.itemsize), *back
+
+
+def halo_parts(op: Op, graph: Graph, read: Layout, mesh: Mesh, axes: tuple[int, ...], at: tuple[int, ...],
+               backward: bool = False) -> tuple[int, ...]:
+    """Bytes that the rank at `at` sends each member of its group over `axes`, in their order; in backward, gradients.
+
+    They add up to those of `halo_messages`."""
+    x, y = graph.tensors[op.inputs[0]], graph.tensors[op.outputs[0]]
+    windows = windows_of(op, tuple(graph.tensors[t].shape for t in op.inputs))
+    ends = (((other, at) if backward else (at, other)) for other in mesh.members(axes, at))
+    boxes = (() if a == b else halo_box(x.shape, y.shape, windows, read, mesh, a, b) for a, b in ends)
+    return tuple(prod(count for _, count in box) * x.itemsize if box else 0 for box in boxes)
 
 
 def _windows(op: Op, inputs: Tensors) -> dict[int, Window]:

@@ -59,17 +59,13 @@ def _in_stages(got: Tensor, given: Tensor, ways: tuple[int, ...], group: dist.Pr
 
     A dim of the buffer counts where its chunks go in a level; after the stage of that level, where they come from."""
     rank, held = group.rank(), given.view(*reversed(ways), -1)
-    for level, w in enumerate(ways):
+    for level in range(len(ways)):
         dim, peers = len(ways) - 1 - level, stage_peers(ways, rank, level)
         out = held.movedim(dim, 0).contiguous()
         into = torch.empty_like(out)
         own = peers.index(rank)
-        others = [(own + i) % w for i in range(1, w)]
         into[own].copy_(out[own])
-        works = [group.recv([into[x]], peers[x], tag + level) for x in others if out[x].numel()]
-        works += [group.send([out[x]], peers[x], tag + level) for x in others if out[x].numel()]
-        for work in works:
-            work.wait(*limit)
+        _trade(group, tag + level, limit, peers, own, out, into)
         held = into.movedim(0, dim)
     got.copy_(held.reshape(-1))
 
@@ -81,14 +77,20 @@ def swap(group: dist.ProcessGroup, tag: int, timeout: timedelta | None, given: S
     Nothing is sent for an empty tensor. This call owns the one number `tag` in the group. Raises RuntimeError, from the
     backend, when a peer is gone.
     """
-    rank, n, limit = group.rank(), len(given), (timeout,) if timeout else ()
-    others = [(rank + i) % n for i in range(1, n)]
+    rank, n = group.rank(), len(given)
     got = [given[r] if r == rank else given[r].new_empty(expected[r]) for r in range(n)]
-    works = [group.recv([got[r]], r, tag) for r in others if expected[r]]
-    works += [group.send([given[r].contiguous()], r, tag) for r in others if len(given[r])]
+    _trade(group, tag, (timeout,) if timeout else (), range(n), rank, given, got)
+    return got
+
+
+def _trade(group: dist.ProcessGroup, tag: int, limit: tuple[timedelta, ...], peers: Sequence[int], own: int,
+           given: Sequence[Tensor] | Tensor, got: Sequence[Tensor] | Tensor) -> None:
+    """Sends given[i] to peers[i], for all but `own`, and receives got[i] from it; nothing for an empty tensor."""
+    others = [(own + i) % len(peers) for i in range(1, len(peers))]
+    works = [group.recv([got[i]], peers[i], tag) for i in others if got[i].numel()]
+    works += [group.send([given[i].contiguous()], peers[i], tag) for i in others if given[i].numel()]
     for work in works:
         work.wait(*limit)
-    return got
 
 
 def _cut(buffer: Tensor, n: int, pieces: int) -> Parts:
