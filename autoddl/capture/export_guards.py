@@ -36,7 +36,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._losses = CtcLosses()
-        self._uniform: list[Tensor] = []
+        self._uniform: list[tuple[Tensor, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func == Tensor.data.__get__:  # type: ignore[attr-defined]
@@ -51,7 +51,7 @@ class _Watch(TorchFunctionMode):
             return loss
         if func == torch.rand:
             drawn: Tensor = func(*args, **(kwargs or {}))
-            self._uniform += [] if drawn.dim() else [drawn]
+            self._uniform += [] if drawn.dim() else [(drawn, drawn._version)]
             return drawn
         if func == Tensor.lt and len(args) == 2 and self._is_never(*args):
             return False
@@ -63,8 +63,9 @@ class _Watch(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def _is_never(self, x: Any, bound: Any) -> bool:
-        """Whether x is one uniform number, of which none is below the bound."""
-        return isinstance(bound, int | float) and bound <= 0 and any(x is one for one in self._uniform)
+        """Whether x is one uniform number as it was drawn, of which none is below the bound."""
+        return isinstance(bound, int | float) and bound <= 0 and any(
+            x is one and x._version == version for one, version in self._uniform)
 
 
 @contextmanager

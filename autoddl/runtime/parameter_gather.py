@@ -6,7 +6,7 @@ weak reference, so that its address cannot be reused.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -106,6 +106,23 @@ class _Bucket:
         return found
 
 
+class _Place(NamedTuple):
+    """Member `member` of bucket `bucket`; with `zeros`, a tensor of zeros that stands for it in a partial sum."""
+
+    bucket: int
+    member: int
+    zeros: bool
+
+
+class _Regathered(NamedTuple):
+    """What autograd saves in place of a tensor: where it comes from, and how it lies in its storage."""
+
+    place: _Place
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int | torch.SymInt
+
+
 class TensorGathers:
     """The gather buckets of a program, in the order of first use; `regathers`: whether any is gathered again."""
 
@@ -123,7 +140,7 @@ class TensorGathers:
 
     def begin(self, last: bool, keep: bool = True) -> None:
         """Called before a microbatch, the `last` of a step or not."""
-        self._slots: dict[int, tuple[StorageWeakRef, int, int, bool]] = {}
+        self._slots: dict[int, tuple[StorageWeakRef, _Place]] = {}
         self._protocol.begin(last, keep)
         for bucket in self._buckets:
             bucket.clear(keep)
@@ -139,36 +156,36 @@ class TensorGathers:
         if bucket.regather and torch.is_grad_enabled():
             for k, tensor in enumerate(tensors):
                 storage = tensor.untyped_storage()
-                self._slots[storage._cdata] = StorageWeakRef(storage), b, k, False
+                self._slots[storage._cdata] = StorageWeakRef(storage), _Place(b, k, False)
         return tuple(use_parameter(member.leaf, x, sink)
                      for member, x, sink in zip(bucket.members, tensors, bucket.sinks, strict=True))
 
-    def note(self, tensor: Tensor) -> Any:
+    def note(self, tensor: Tensor) -> _Regathered | None:
         """A note in place of a tensor that will be gathered again, None for any other."""
         slot = self._slots.get(tensor.untyped_storage()._cdata)
         if slot is None:
             return None
-        _, b, k, zeros = slot
-        self._protocol.note(b, k)
-        return b, k, zeros, tensor.size(), tensor.stride(), tensor.storage_offset()
+        self._protocol.note(slot[1].bucket, slot[1].member)
+        return _Regathered(slot[1], tensor.size(), tensor.stride(), tensor.storage_offset())
 
     def follow(self, x: Tensor, zeros: Tensor) -> None:
-        """Lets backward gather again where it reads `zeros`, which other ranks have not, but x, a member of a bucket.
+        """Makes backward gather x again wherever it reads `zeros`, if x is a member of a bucket.
 
-        A partial sum is x on the first rank and zeros on the others; all of them gather at the same place.
+        As a partial sum, x is itself on the first rank and `zeros` on the others. All ranks take part in a gather, so
+        those with zeros gather as well, at the same place, and read zeros.
         """
         slot = self._slots.get(x.untyped_storage()._cdata)
         storage = zeros.untyped_storage()
         if slot is not None and storage._cdata not in self._slots:
-            self._slots[storage._cdata] = StorageWeakRef(storage), slot[1], slot[2], True
+            self._slots[storage._cdata] = StorageWeakRef(storage), slot[1]._replace(zeros=True)
 
-    def read(self, note: Any) -> Tensor:
+    def read(self, note: _Regathered | Tensor) -> Tensor:
         """The tensor of a note, or a tensor as it is; every note is read once."""
         if isinstance(note, Tensor):
             return note
-        b, k, zeros, size, stride, offset = note
-        tensor = self._regathered(b, k)
-        return tensor.new_zeros(size) if zeros else tensor.as_strided(size, stride, offset)
+        tensor = self._regathered(note.place.bucket, note.place.member)
+        return tensor.new_zeros(note.size) if note.place.zeros else \
+            tensor.as_strided(note.size, note.stride, note.offset)
 
     def _regathered(self, b: int, k: int) -> Tensor:
         """Member k of bucket b, gathered for backward; the last note that is read frees it."""

@@ -156,12 +156,15 @@ def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tens
 class Clamped(nn.Module):
     """Keeps its values finite, and leaves its layer out with a probability, as transformers writes both."""
 
-    def __init__(self, dropped: float) -> None:
+    def __init__(self, dropped: float, less: float = 0.0) -> None:
         super().__init__()
-        self.layer, self.dropped = nn.Linear(4, 4), dropped
+        self.layer, self.dropped, self.less = nn.Linear(4, 4), dropped, less
 
     def forward(self, x: Tensor) -> Tensor:
-        skips = self.training and torch.rand([]) < self.dropped
+        drawn = torch.rand([])
+        if self.less:
+            drawn.sub_(self.less)
+        skips = self.training and drawn < self.dropped
         if not skips:
             x = self.layer(x)
         if not torch.isfinite(x).all():
@@ -201,3 +204,5 @@ def test_a_clamp_is_always_taken_only_where_it_leaves_finite_values(condition: s
 def test_a_layer_that_is_left_out_by_a_draw_is_refused_unless_it_never_is() -> None:
     with pytest.raises(CaptureError, match=r"raising_branches.py:\d+: if not skips.*layerdrop=0"):
         capture(Clamped(0.1), torch.ones(2, 4))
+    with pytest.raises(CaptureError, match=r"raising_branches.py:\d+: if not skips.*layerdrop=0"):
+        capture(Clamped(0.0, less=0.5), torch.ones(2, 4))

@@ -1,6 +1,8 @@
 """Sends values to those members of a group that need any, and receives what they send: halos of pieces of images.
 
-Messages have a tag of their own, above those of collectives that are made of messages (`transport`).
+Messages have a tag of their own, above those of collectives that are made of messages (`transport`). NCCL makes the
+communicator of a group in its first call, in which all members must take part. So a rank that sends and receives
+nothing takes part in a sum before the first halo of its group.
 """
 
 import torch.distributed as dist
@@ -32,6 +34,8 @@ def swap_inside(groups: Groups, recorder: Recorder, name: str, values: Tensor, s
              for call, parts in ((dist.irecv, found.split(received)), (dist.isend, values.split(sent)))
              for peer, part in enumerate(parts) if part.numel()]
     try:
+        if values.is_cuda:
+            groups.open(axes, values)
         for work in dist.batch_isend_irecv(calls) if calls else ():
             work.wait()
     except RuntimeError as error:

@@ -124,6 +124,7 @@ class Groups:
         self._timeout = timeout
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._extents: dict[tuple[int, ...], Group] = {}
+        self._open = set[dist.ProcessGroup]()
         for axes in sorted({tuple(sorted(subset)) for subset in subsets}):
             alone = prod(mesh.sizes[a] for a in axes) == 1
             self._groups[axes] = None if alone else self._group(axes)
@@ -157,6 +158,13 @@ class Groups:
         """Makes the group over one axis, if it is not there; every rank calls it."""
         if (axis,) not in self._groups:
             self._groups[axis,] = self._group((axis,)) if self.mesh.sizes[axis] > 1 else None
+
+    def open(self, axes: tuple[int, ...], like: Tensor) -> None:
+        """Makes the communicator of the group over `axes` on the device of `like`, once; every member calls it."""
+        group = self.of(axes)
+        if group is not None and group not in self._open:
+            dist.all_reduce(like.new_zeros(1), group=group)
+            self._open.add(group)
 
     def start(self, kind: str, axes: tuple[int, ...], got: Tensor, given: Tensor, asynchronous: bool = True,
               how: str = "sum") -> Any:
