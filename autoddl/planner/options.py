@@ -101,9 +101,10 @@ class PlanOptions:
     time_limit: float | None = _option(None, "for solving one mesh; the bound tells what is left", metavar="SECONDS")
     """Seconds that solving one mesh may take, soft; None: a fixed effort, the same on every machine."""
 
-    stages_limit: float | None = _option(None, "for the search over stages; the bound tells what is left",
+    stages_limit: float | None = _option(None, "of the processor, for the search over stages; the bound tells the rest",
                                          metavar="SECONDS")
-    """Seconds that the search over stages may take once a plan is found, soft; None: until nothing more is gained."""
+    """Seconds that the search over stages may take once a plan is found, soft, of the processor and summed over its
+    workers, so that other programs do not change the plan; None: until nothing more is gained."""
 
     workers: int | None = _option(None, "processes that search (default: chosen automatically)", min=1)
     """Processes that search; their number changes no plan."""

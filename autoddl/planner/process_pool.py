@@ -7,6 +7,7 @@ the others. They end as well when the parent is killed.
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from autoddl.core.errors import MachineError
 from autoddl.core.processes import die_with_parent, forks, signals_default, signals_raise, signals_wait
 
-__all__ = ["beside", "mapper"]
+__all__ = ["beside", "mapper", "processor_seconds"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -153,6 +154,11 @@ def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[
             yield partial(_received, worker)
         finally:
             worker.end()
+
+
+def processor_seconds() -> float:
+    """Seconds that processors have worked for this process, and for those that it started and that have ended."""
+    return sum(os.times()[:4])
 
 
 def _received(worker: _Worker) -> Any:

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +30,7 @@ from autoddl.planner.candidates import Candidate, bounds, build_problem
 from autoddl.planner.mesh_search import ROUGH, Found, _gains_by_roughness, search
 from autoddl.planner.meshes import meshes
 from autoddl.planner.peaks import Peaks
-from autoddl.planner.process_pool import beside, mapper
+from autoddl.planner.process_pool import beside, mapper, processor_seconds
 from autoddl.planner.question import rebuild
 from autoddl.planner.search_jobs import Answer, Job, Jobs
 from autoddl.pricing.build_problem import network_of
@@ -191,6 +192,22 @@ def test_workers_keep_the_order_and_pass_errors_on() -> None:
                 list(run([1, -1, 2]))
     with mapper(_dies, 2) as run, pytest.raises(MachineError, match="one worker"):
         list(run([1, 2]))
+
+
+def test_processor_seconds_are_those_of_this_process_and_its_workers_not_of_a_clock() -> None:
+    def work(seconds: float) -> float:
+        began = time.process_time()
+        while time.process_time() - began < seconds:
+            pass
+        return seconds
+
+    began = processor_seconds()
+    time.sleep(0.1)
+    assert processor_seconds() - began < 0.09
+    with mapper(work, 2) as run:
+        began = processor_seconds()
+        list(run([0.05, 0.05]))
+    assert processor_seconds() - began > 0.09
 
 
 @pytest.mark.ranks

@@ -3,7 +3,8 @@
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
 plan, with stages or without. Where the time that the search may take is over, nothing more is looked into: what was
-proved by then is the bound. It looks until there is some plan.
+proved by then is the bound. It looks until there is some plan. That time is the processor's, of this process and its
+workers: so other programs on the machine do not change what is found.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch,
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward, stage_cluster
+from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
@@ -62,10 +64,10 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
     parts: dict[tuple[int, int, int, bool, int], StageParts] = {}
-    tell, began = _teller(progress, searches, len(asked)), perf_counter()
+    tell, began = _teller(progress, searches, len(asked)), processor_seconds()
 
     def late() -> bool:
-        over = options.stages_limit is not None and perf_counter() - began > options.stages_limit
+        over = options.stages_limit is not None and processor_seconds() - began > options.stages_limit
         return over and min(best, *(one.seconds for one in searches)) < inf
 
     for d, m, name in asked:
