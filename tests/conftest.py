@@ -56,6 +56,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Fork off what ranks are forked from before any test has done anything."""
+    if any(item.get_closest_marker("ranks") for item in session.items):
+        ranks.start_server()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     _current.append(item)

@@ -7,29 +7,32 @@ Everything is pickled by value, tensors too: nothing is shared between processes
     @shared                                       a function whose results are kept, by its arguments; what the
     def captured(name: str) -> Captured: ...      test's process has made is not made again by ranks
 
-Importing torch costs seconds, so ranks are forked from one server that has imported what they need and that has done
-nothing else; a pool of each size is kept until the test run ends. `function` is named at the top of a module. An error
-on any rank is raised here with the rank's traceback, and the pool is started anew.
+Importing torch costs seconds, so ranks are forked from one server (`fork_server`) that has imported what they need and
+that has done nothing else: `start_server()` forks it off once the tests are collected. A pool of each size is kept
+until the test run ends. `function` is named at the top of a module. An error on any rank is raised here with the rank's
+traceback, and the pool is started anew.
 """
 
 import atexit
 import gc
+import importlib
 import os
 import pickle
 import tempfile
 import traceback
 from collections.abc import Callable, Hashable
 from datetime import timedelta
-from functools import wraps
+from functools import cache, wraps
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from fork_server import ForkServer
 from pickled import pickled
 
-__all__ = ["GARBAGE", "RankError", "before_start", "forget", "on_ranks", "shared"]
+__all__ = ["GARBAGE", "RankError", "before_start", "forget", "on_ranks", "shared", "start_server"]
 
 
 GARBAGE = (20_000, 20, 50)
@@ -63,7 +66,7 @@ def shared(function: Callable[P, R]) -> Callable[P, R]:
     return kept
 
 
-def _serve(rank: int, world: int, store: str, pipe: Connection) -> None:
+def _serve(rank: int, world: int, store: str, pipe: "Connection[Any, Any]") -> None:
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is not looked at again in every collection
     gc.set_threshold(*GARBAGE)
@@ -90,20 +93,21 @@ IMPORTED = ["pytest", "torch._dynamo", "torch.export._trace", "torch.fx.experime
 """What most ranks need; a module that is not there is left out."""
 
 
+@cache
+def start_server() -> ForkServer:
+    """The process that ranks are forks of, forked off at the first call."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    return ForkServer()
+
+
 class _Pool:
     def __init__(self, world: int) -> None:
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(IMPORTED)
         self._folder = tempfile.TemporaryDirectory()
         self._has = set[Key]()
-        pairs = [context.Pipe() for _ in range(world)]
+        pairs = [Pipe() for _ in range(world)]
         self.pipes = [here for here, _ in pairs]
-        self._processes = [context.Process(target=_serve, daemon=True, args=(
-            rank, world, f"{self._folder.name}/store", there)) for rank, (_, there) in enumerate(pairs)]
-        for process in self._processes:
-            process.start()
-        for _, there in pairs:
-            there.close()
+        self._pids = start_server().start(_serve, (world, f"{self._folder.name}/store"), [there for _, there in pairs])
 
     def run(self, function: Callable[..., Any] | None, args: tuple[Any, ...], seconds: float) -> list[Any]:
         made = {key: value for key, value in _made.items()
@@ -122,7 +126,8 @@ class _Pool:
                 try:
                     good, results[rank] = pickle.loads(self.pipes[rank].recv_bytes())
                 except EOFError:
-                    raise RankError(f"rank {rank} ended with {self._processes[rank].exitcode}") from None
+                    (code,) = start_server().end(self._pids[rank:rank + 1], kill=True)
+                    raise RankError(f"rank {rank} ended with {code}") from None
                 if not good:
                     raise RankError(f"rank {rank} of {len(self.pipes)}:\n{results[rank]}")
         return [results[rank] for rank in range(len(self.pipes))]
@@ -130,11 +135,8 @@ class _Pool:
     def close(self, kill: bool) -> None:
         if not kill:
             self.run(None, (), 60)
-        for process, pipe in zip(self._processes, self.pipes, strict=True):
-            if kill:
-                process.kill()
-            process.join()
-            process.close()
+        start_server().end(self._pids, kill)
+        for pipe in self.pipes:
             pipe.close()
         self._folder.cleanup()
 
