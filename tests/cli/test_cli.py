@@ -7,18 +7,21 @@ import os
 import re
 import runpy
 import shutil
+import socket
 import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from ranks import forget, on_ranks
+from ranks import forget, on_ranks, start_server
 from rich.console import Console
+from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT, shell
 from tiny import tiny
 from torch import nn
@@ -26,6 +29,7 @@ from torch import nn
 import autoddl
 from autoddl import api
 from autoddl.capture.factory import Factory, settings
+from autoddl.cli.main import main
 from autoddl.cli.tables import plan_tables
 from autoddl.cli.tables.plan_tables import plan_table, summary
 from autoddl.cost_models import parse_cluster
@@ -252,15 +256,41 @@ def test_a_loss_that_is_not_finite_ends_training_and_keeps_the_checkpoint(tmp_pa
     assert before == {file.name: file.read_bytes() for file in saved.iterdir()}
 
 
+def torchrun(command: tuple[str, ...]) -> str:
+    """What the program prints under torchrun on two ranks."""
+    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autoddl.cli",
+                           *command], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def as_by_torchrun(rank: int, command: tuple[str, ...], out: str, port: int, _: object) -> None:
+    """A rank with torchrun's environment runs the program, which ends the process."""
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+    with open(f"{out}-{rank}", "w") as file, contextlib.redirect_stdout(file):
+        main(command)
+
+
+def forked(command: tuple[str, ...], out: str) -> str:
+    """What the program prints on two ranks that have imported what they need."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pids = start_server().start(as_by_torchrun, (command, out, port), [Pipe()[1] for _ in range(2)])
+    assert start_server().end(pids, kill=False) == [0, 0] and not Path(f"{out}-1").read_text()
+    return Path(f"{out}-0").read_text()
+
+
 @pytest.mark.ranks
-def test_run_joins_torchrun_trains_and_saves(tmp_path: Path) -> None:
+@parametrize_or_slow("launched", [False], [True])
+def test_run_joins_torchrun_trains_and_saves(tmp_path: Path, launched: bool) -> None:
+    """Ranks that torchrun starts, or that have the environment that it gives."""
     made, saved = str(planned_for_two(tmp_path)), tmp_path / "saved"
     assert "net=2" in shell("show", made).out
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autoddl.cli", "run",
-               made, FACTORY, "--steps", "4", "--lr", "0.01", "--save", str(saved), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    losses = json.loads(done.stdout)["losses"]
+    command = ("run", made, FACTORY, "--steps", "4", "--lr", "0.01", "--save", str(saved), "--json")
+    losses = json.loads(torchrun(command) if launched else forked(command, str(tmp_path / "out")))["losses"]
     assert len(losses) == 4 and losses[3] < losses[0] and (saved / ".metadata").exists()
 
 

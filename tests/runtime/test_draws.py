@@ -24,8 +24,6 @@ from autoddl.core.plan import Plan
 from autoddl.core.recompute import FULL, blocks_of, recompute_entry
 from autoddl.runtime.parallelize import parallelize
 
-MESHES = ("a=4", "a=2,b=2")
-
 
 @shared
 def captured(name: str) -> Captured:
@@ -58,14 +56,15 @@ def plans_of(mesh: str, count: int, names: Iterable[str] = DRAWS) -> dict[str, l
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("mesh", MESHES[1:], MESHES[:1])
-def test_modules_draw_the_same_bits_on_every_mesh(mesh: str) -> None:
+@parametrize_or_slow("mesh, names", [("a=2,b=2", ("normal", "kept", "chosen", "others"))],
+                     [(mesh, tuple(DRAWS)) for mesh in ("a=4", "a=2,b=2")])
+def test_modules_draw_the_same_bits_on_every_mesh(mesh: str, names: tuple[str, ...]) -> None:
     count = 1 + (mesh == "a=4")
-    alone = drawn(plans_of("one=1", 1))
-    for ranks in on_ranks(4, drawn, plans_of(mesh, count)):
+    alone = drawn(plans_of("one=1", 1, names))
+    for ranks in on_ranks(4, drawn, plans_of(mesh, count, names)):
         for k, steps in enumerate(ranks):
             same = [torch.equal(a, b) for a, b in zip(steps, alone[k // count], strict=True)]
-            assert same == [True, True], list(DRAWS)[k // count]
+            assert same == [True, True], names[k // count]
     assert all(not torch.equal(first, second) for first, second in alone)
 
 

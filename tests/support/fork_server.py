@@ -57,9 +57,7 @@ def _serve(channel: "Connection[Any, Any]") -> NoReturn:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.stdout, sys.stderr = (TextIOWrapper(FileIO(fd, "w", closefd=False), write_through=True) for fd in (1, 2))
     logging.getLogger().handlers.clear()
-    warnings.resetwarnings()
-    for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
-        warnings.simplefilter("ignore", kind)
+    warnings.simplefilter("ignore")
     ended = dict[int, int]()
     with suppress(EOFError, BrokenPipeError):
         while True:
