@@ -53,8 +53,12 @@ class JointClasses:
 
 def join_classes(parts: Sequence[Classes], count: int) -> JointClasses:
     """The joint classes: options share a class if they do in every part. Numbers go by the first option's classes."""
-    code = np.zeros(count, dtype=np.intp)
+    code, span = np.zeros(count, dtype=np.intp), 1
     for classes in parts:
-        code = np.unique(code * (int(classes.max()) + 1) + classes, return_inverse=True)[1]
+        width = int(classes.max()) + 1
+        if span * width >= 1 << 62:
+            code = np.unique(code, return_inverse=True)[1]
+            span = count
+        code, span = code * width + classes, span * width
     _, first, of = np.unique(code, return_index=True, return_inverse=True)
     return JointClasses(first, of)

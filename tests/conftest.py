@@ -6,6 +6,8 @@ planning.
 
 `make test` runs the tests that shape links first and alone: they measure time, and would disturb each other. The others
 are dealt to two workers by whole files (`--dist loadfile`), so that what a file has captured or planned is made once.
+
+Tests outside of `tests/capture` share what they capture of equal models (`captures`).
 """
 
 import gc
@@ -15,6 +17,9 @@ from typing import Any
 
 import pytest
 import ranks
+from captures import kept
+
+from autoddl.capture.capture import capture
 
 _current: list[pytest.Item] = []
 """The test that runs or whose fixtures are being made; empty between tests."""
@@ -43,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(subprocess.Popen, "__init__", _checked(subprocess.Popen.__init__))
     patch.setattr(ranks, "before_start", lambda world: _require("ranks", f"{world} ranks"))
+    patch.setattr("autoddl.capture.capture.capture", kept(
+        capture, lambda: bool(_current) and _current[0].path.parent.name != "capture"))
     config.add_cleanup(patch.undo)
 
 
