@@ -17,10 +17,10 @@ from autoddl.launch.launch import launch, python_module
 from autoddl.planner.process_pool import mapper
 
 
-def script(folder: Path, text: str) -> list[str]:
-    """The command of ranks that run `text`, as a script, and as the module `rank` for forks."""
+def script(folder: Path, text: str, imports: str = "time") -> list[str]:
+    """The command of ranks that run `text`, as a script, and as the module `rank` for forks, which share `imports`."""
     path, body = folder / "rank.py", "rank = int(os.environ['RANK'])\n" + textwrap.dedent(text)
-    path.write_text(f"import os, sys, time\ndef main():\n{textwrap.indent(body, '    ')}\n"
+    path.write_text(f"import os, sys, time, {imports}\ndef main():\n{textwrap.indent(body, '    ')}\n"
                     "if __name__ == '__main__':\n    main()\n")
     return [sys.executable, str(path)]
 
@@ -186,16 +186,18 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
 def test_a_module_that_lies_in_the_current_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("random", "platform", "json"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise SystemExit(3)\n")
-    (tmp_path / "job.json").write_text("{}")
+    (tmp_path / "elsewhere").mkdir()
+    command = script(tmp_path / "elsewhere", "import random, platform, json; sys.exit(7)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MachineError, match="exit code 1"):
-        launch(1, python_module("autoddl.launch.worker", str(tmp_path / "job.json")), forked=True)
+    with pytest.raises(MachineError, match="exit code 7"):
+        started(1, command, True)
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.ranks
 @pytest.mark.skipif(sys.platform != "linux", reason="sockets are listed by Linux's /proc")
-def test_ranks_listen_on_loopback_alone(tmp_path: Path) -> None:
+def test_ranks_listen_on_loopback_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = """
         import torch
         import torch.distributed as dist
@@ -209,10 +211,11 @@ def test_ranks_listen_on_loopback_alone(tmp_path: Path) -> None:
                 if os.path.exists(f"/proc/self/fd/{fd}") or os.path.islink(f"/proc/self/fd/{fd}")}
         rows = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/net/{kind}").readlines()[1:]]
         found = [row[1].split(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in mine]
-        Path(sys.argv[0]).with_name(f"found-{rank}").write_text(" ".join(found))
+        Path(__file__).with_name(f"found-{rank}").write_text(" ".join(found))
         dist.barrier()
     """
-    launch(2, script(tmp_path, text))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started(2, script(tmp_path, text, "torch.distributed, autoddl.runtime.world"), True)
     for rank in range(2):
         listening = (tmp_path / f"found-{rank}").read_text().split()
         assert listening and set(listening) <= {"0100007F", "00000000000000000000000001000000"}

@@ -16,6 +16,7 @@ from sampling import parametrize_or_slow
 from shell import FACTORY, LAPTOP, PAIR, ROOT
 from staged_plans import even_cuts, staged_plan
 from verified import on_a_rank, verified
+from warm_launch import warm_launch
 
 import autoddl
 from autoddl.capture.capture import capture
@@ -124,7 +125,8 @@ def test_stages_are_verified_on_smaller_meshes() -> None:
 def test_a_model_with_several_outputs_and_a_buffer_is_verified(tmp_path: Path, place: str, mesh: str) -> None:
     factory = Factory.parse(f"{ROOT}/tests/support/oddities.py:several")
     (tmp_path / "place.yaml").write_text(place)
-    checked = verify(planned(factory, str(tmp_path / "place.yaml"), mesh=mesh), factory)
+    with warm_launch():
+        checked = verify(planned(factory, str(tmp_path / "place.yaml"), mesh=mesh), factory)
     assert checked.passed, checked
 
 

@@ -18,6 +18,7 @@ from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from shell import FACTORY, shell
 from tiny import tiny
+from warm_launch import warm_launch
 
 import autoddl
 from autoddl.capture.capture import Captured, capture
@@ -288,7 +289,8 @@ def test_a_run_is_refused_before_it_trains(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="work is there and is no checkpoint"):
         train_job({"save": "work", "plan": "nowhere.json", "factory": {}}, print)
-    said = shell("run", str(plan), FACTORY, "--set", "layers=1", "--steps", "1", "--save", target)
+    with warm_launch():
+        said = shell("run", str(plan), FACTORY, "--set", "layers=1", "--steps", "1", "--save", target)
     assert said.code == 2 and len(said.err.strip().splitlines()) == 1 and "give" in said.err, said
     assert kept.read_text() == "mine"
 

@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
+from threading import Thread
 
 import pytest
 import torch
@@ -20,6 +19,7 @@ from ranks import on_ranks, shared
 from sampling import parametrize_or_slow
 from shell import FACTORY, PAIR, Said, shell
 from tiny import Tiny
+from warm_launch import warm_launch
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import InputError
@@ -304,7 +304,8 @@ def rehearsed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
     plan = folder / "plan.json"
     said = shell("plan", FACTORY, str(folder / "pair.yaml"), "--set", "dropout=0.0", "-o", str(plan))
     assert said.code == 0, said
-    return plan, shell("rehearse", str(plan), FACTORY, "--loopback", "--steps", "3", "--json")
+    with warm_launch():
+        return plan, shell("rehearse", str(plan), FACTORY, "--loopback", "--steps", "3", "--json")
 
 
 @pytest.mark.ranks
@@ -379,29 +380,23 @@ def test_a_record_that_differs_from_its_plan_is_told(rehearsed: tuple[Path, Said
     assert shell("compare-run", str(plan), str(tmp_path / "nothing")).code == 2
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.ranks
 def test_a_killed_rank_leaves_what_it_had_finished(rehearsed: tuple[Path, Said], tmp_path: Path) -> None:
     plan, path = rehearsed[0], tmp_path / "record.jsonl"
-    command = (sys.executable, "-m", "autoddl.cli", "run", str(plan), FACTORY, "--steps", "1000000", "--record", path)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as launcher:
+
+    def kill() -> None:
         until = time.monotonic() + 120
-        while time.monotonic() < until and launcher.poll() is None:
-            if path.exists() and path.read_text().count("\n") > 8:
-                break
+        while time.monotonic() < until and not (path.exists() and path.read_text().count("\n") > 8):
             time.sleep(0.02)
-        ranks = [rank for server in children(launcher.pid) for rank in children(server)]
-        os.kill(ranks[1] if len(ranks) == 2 else launcher.pid, signal.SIGKILL)
-        try:
-            _, said = launcher.communicate(timeout=60)
-        finally:
-            launcher.kill()
-    assert len(ranks) == 2 and not any(Path(f"/proc/{rank}/cwd").exists() for rank in ranks)
-    assert launcher.returncode == 4 and b"rank 1 was killed by SIGKILL; all ranks were ended" in said
+        os.kill(ranks[1].pid, signal.SIGKILL)
+
+    with warm_launch() as ranks:
+        killer = Thread(target=kill)
+        killer.start()
+        said = shell("run", str(plan), FACTORY, "--steps", "1000000", "--record", str(path))
+        killer.join()
+    assert len(ranks) == 2 and not any(Path(f"/proc/{rank.pid}").exists() for rank in ranks)
+    assert said.code == 4 and "rank 1 was killed by SIGKILL; all ranks were ended" in said.err
     assert min(len(read_record(path).of_rank(rank)) for rank in (0, 1)) >= 2
     assert shell("compare-run", str(plan), str(path)).code == 0
     assert load_plan(plan).fingerprint() == read_record(path).header.plan

@@ -3,6 +3,7 @@
     server = ForkServer()                         early, before this process has done what others must not see
     pids = server.start(function, args, pipes)    function(k, *args, pipes[k]) in process k, a fork of the server
     server.end(pids, kill=True)                   their exit codes, negative for a signal
+    server.poll(pids)                             the same without waiting; None for one that runs
 
 The server ends with the process that made it, whose end of their channel is closed then. What processes print to stdout
 is dropped.
@@ -46,8 +47,14 @@ class ForkServer:
 
     def end(self, pids: Sequence[int], kill: bool) -> list[int]:
         """Waits for processes, or kills them; a second call says the same."""
-        self._channel.send((None, (pids, kill), 0))
+        self._channel.send((_end, (pids, kill), 0))
         codes: list[int] = self._channel.recv()
+        return codes
+
+    def poll(self, pids: Sequence[int]) -> list[int | None]:
+        """As `end`, of what has ended by now."""
+        self._channel.send((_poll, (pids,), 0))
+        codes: list[int | None] = self._channel.recv()
         return codes
 
 
@@ -62,7 +69,7 @@ def _serve(channel: "Connection[Any, Any]") -> NoReturn:
     with suppress(EOFError, BrokenPipeError):
         while True:
             function, args, count = channel.recv()
-            channel.send(_start(channel, function, args, count) if count else _end(ended, *args))
+            channel.send(_start(channel, function, args, count) if count else function(ended, *args))
     os._exit(0)
 
 
@@ -93,3 +100,10 @@ def _end(ended: dict[int, int], pids: Sequence[int], kill: bool) -> list[int]:
                 os.kill(pid, signal.SIGKILL)
             ended[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     return [ended[pid] for pid in pids]
+
+
+def _poll(ended: dict[int, int], pids: Sequence[int]) -> list[int | None]:
+    for pid in pids:
+        if pid not in ended and (found := os.waitpid(pid, os.WNOHANG))[0]:
+            ended[pid] = os.waitstatus_to_exitcode(found[1])
+    return [ended.get(pid) for pid in pids]
