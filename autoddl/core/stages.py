@@ -22,8 +22,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import needed_ops
 
-__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "check_updates", "crossing", "cut_graph", "readers_of",
-           "shared_here", "shared_parameters", "transfers_of"]
+__all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "check_parameters", "check_updates", "crossing", "cut_graph",
+           "readers_of", "shared_here", "shared_parameters", "transfers_of"]
 
 SEND = "autoddl.send"
 """Hands a tensor on to another stage of a pipeline."""
@@ -144,6 +144,18 @@ def shared_here(stages: Sequence[StageGraph], placement: Sequence[int]) -> dict[
         if any(len(part) > 1 for part in parts):
             found[fqn] = tuple(part for part in parts if len(part) > 1)
     return found
+
+
+def check_parameters(stages: Sequence[StageGraph], placement: Sequence[int]) -> None:
+    """Raises InputError where a part of the cluster has no parameter: torch makes no optimizer of none.
+
+    `placement` has the part of every stage.
+    """
+    owners = {placement[s] for where in readers_of(stages).values() for s in where}
+    if idle := sorted(set(placement) - owners):
+        which = [s for s, at in enumerate(placement) if at == idle[0]]
+        raise InputError(f"stage{'s' * (len(which) > 1)} {', '.join(map(str, which))} of {len(stages)} would have no "
+                         "parameter, and an optimizer needs some on every rank: cut elsewhere")
 
 
 def check_updates(graph: Graph, pipes: int) -> None:

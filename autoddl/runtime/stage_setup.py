@@ -18,7 +18,7 @@ from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks, flights_of
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, check_updates, cut_graph
+from autoddl.core.stages import StageGraph, check_parameters, check_updates, cut_graph
 from autoddl.runtime.collectives.process_groups import Groups, StageRanks, connect_stages
 from autoddl.runtime.lowering import communication_axes
 from autoddl.schedule.stage_actions import stage_actions
@@ -87,6 +87,7 @@ def stage_rows(plan: Plan, graph: Graph) -> Iterator[object]:
     actions = stage_actions(schedule, links_of(lanes))
     _check_stages(plan, schedule)
     parts = cut_graph(graph, plan.pipeline.cuts)
+    check_parameters(parts, first_ranks(schedule.placement))
     apart = stored_apart([stage.plan for stage in stages], parts, first_ranks(schedule.placement))
     if apart is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "

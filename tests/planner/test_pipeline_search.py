@@ -9,6 +9,7 @@ import torch
 import zoo
 from every_pipeline import CLUSTER, Chain
 from sampling import parametrize_or_slow
+from torch import nn
 
 import autoddl
 from autoddl.core.errors import Infeasible, InputError
@@ -220,6 +221,12 @@ def test_wrong_options_say_what_is_wrong(options: dict[str, object], words: str)
     model, sample = zoo.named("gpt2", layers=2, B=8)
     with pytest.raises(InputError, match=words):
         autoddl.plan(model, FOUR, sample, **{"microbatches": (4,), **options})  # type: ignore[arg-type]
+
+
+def test_a_stage_without_a_parameter_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Softmax(-1), Chain((8, 8)))
+    with pytest.raises(InputError, match="stage 1 of 4 would have no parameter"):
+        autoddl.plan(model, FOUR, torch.randn(8, 8), stages=(4,), microbatches=(4,), cut=("1", "2", "3"), workers=1)
 
 
 def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> None:

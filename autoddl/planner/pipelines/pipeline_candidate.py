@@ -135,6 +135,7 @@ class CutSearch:
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         ended      why nothing is left to be done
+        problem    why a cut cannot be, other than for its bytes
     """
 
     part: StageParts
@@ -154,6 +155,7 @@ class CutSearch:
     rounds: int = 0
     stale: int = 0
     ended: str = ""
+    problem: InputError | None = None
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -291,8 +293,10 @@ class CutSearch:
         if cut not in self.tried:
             try:
                 self.tried[cut] = try_cut(self.part, self.name, cut)
-            except (Infeasible, InputError):
+            except Infeasible:
                 self.tried[cut] = None
+            except InputError as error:
+                self.tried[cut], self.problem = None, error
         return self.tried[cut]
 
     def look_around(self) -> None:

@@ -43,13 +43,15 @@ __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", 
 class PipelineFound:
     """The best pipeline, None where none beats what there was; the least bound of all candidates; and all of them.
 
-    `needed` are the least bytes of a rank that some stage needs of those that were found not to fit.
+    `needed` are the least bytes of a rank that some stage needs of those that were found not to fit. `problem` is why
+    some cut cannot be, other than for its bytes.
     """
 
     plan: Plan | None
     bound: float
     alternatives: tuple[Alternative, ...]
     needed: float
+    problem: InputError | None = None
 
 
 def search_pipelines(task: PlanTask, best: float, progress: Progress | None = None) -> PipelineFound:
@@ -89,7 +91,8 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     needed = min((part.needed for part in parts.values()), default=inf)
     first = min(searches, key=lambda one: one.seconds)
     plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
-    return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed)
+    return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
+                         next((one.problem for one in searches if one.problem), None))
 
 
 def _run(searches: Sequence[CutSearch], best: float) -> None:
@@ -149,8 +152,9 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
                 progress: Progress | None) -> Plan:
     """The fastest plan of all numbers of stages that the options allow; `plain` finds the one without stages.
 
-    Its bound is that of all of them. Raises Infeasible, with what each alternative lacks, where none fits. Where
-    parameters and states alone are above the budget, that is before anything is searched.
+    Its bound is that of all of them. Raises Infeasible, with what each alternative lacks, where none fits, and
+    InputError where no cut can be. Where parameters and states alone are above the budget, that is before anything is
+    searched.
     """
     best, problem, least = None, None, state_bytes(task.graph, task.options.optimizer) / task.cluster.size
     if least > task.budget:
@@ -177,6 +181,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
         return replace(found.plan, bound=min(bound, found.plan.predicted.seconds), proof=proof, source=source,
                        candidates=len(found.alternatives) + (best.candidates if best else 0),
                        timings={"capture": task.capture_seconds, "total": perf_counter() - task.began})
+    if best is None and found.problem and found.needed == inf:
+        raise found.problem
     if best is None:
         least = min(found.needed, problem.needed if problem else inf) if found.bound == inf else 0.0
         raise Infeasible(least, task.budget,

@@ -16,7 +16,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_cuts import PathBound
 from autoddl.core.plan import Plan
-from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.core.stages import StageGraph, check_parameters, cut_graph
 from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage_weights
 from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
@@ -56,6 +56,7 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
 
     Raises why there are none.
     """
+    check_parameters(graphs, staged.placement)
     plans: list[Plan | None] = [None] * staged.stages
     for at in range(staged.parts):
         mine = [s for s, place in enumerate(staged.placement) if place == at]

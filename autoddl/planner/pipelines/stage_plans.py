@@ -19,7 +19,7 @@ from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
 from autoddl.core.recompute import policy_of_part
-from autoddl.core.stages import StageGraph, cut_graph, transfers_of
+from autoddl.core.stages import StageGraph, check_parameters, cut_graph, transfers_of
 from autoddl.cost_models import Cluster
 from autoddl.planner.assemble import Assembled, assemble, plan_of
 from autoddl.planner.bucket_size import fitting_buckets
@@ -110,6 +110,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
     part = stage_cluster(task.cluster, staged.parts)
     graphs = cut_graph(variant.original, staged.cuts)
+    check_parameters(graphs, staged.placement)
     plans = plans or solve_stages([task] * len(graphs), staged, graphs)
     if (apart := stored_apart(plans, graphs, staged.placement)) is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
