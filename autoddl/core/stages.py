@@ -11,7 +11,8 @@ straight to each stage that reads it:
 
 A gradient goes the other way: `receive` hands it on to the stage before, and `send` yields what comes from there. All
 tokens of a stage are one chain, whose last stands in for the loss. A parameter that several stages read is a parameter
-of each of them: their gradients are added up once a step (`shared`).
+of each of them: their gradients are added up once a step (`shared`). One to which no gradient flows is not trained in
+any stage: there is nothing to add up, and optimizers leave it alone.
 """
 
 from bisect import bisect_right
@@ -221,7 +222,8 @@ def _stage(whole: _Whole, s: int, transfers: Sequence[Transfer], owners: Mapping
     ops += [replace(graph.ops[i], inputs=tuple(place[t] for t in graph.ops[i].inputs),
                     outputs=tuple(place[t] for t in graph.ops[i].outputs)) for i in sorted(kept)]
     names = {one.tensor for one in received}
-    tensors = [_received(graph.tensors[t]) if graph.tensors[t].name in names else graph.tensors[t] for t in origin]
+    tensors = [_received(graph.tensors[t]) if graph.tensors[t].name in names else
+               replace(graph.tensors[t], trained=graph.tensors[t].trained and t in whole.flows) for t in origin]
     for one in sent:
         ops.append(_send(one, place[numbers[one.tensor]], len(tensors), ops[-1] if ops[-1].target == SEND else None))
         tensors.append(_token(tensors[place[numbers[one.tensor]]], one))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import zoo
+from branching import WAYS
 from precise import Precise
 from random_plans import random_plan
 from ranks import forget, on_ranks, shared
@@ -19,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
+from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline import Schedule, first_ranks
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
@@ -135,7 +137,7 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
 
 QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt2-4", 4, "chimera:1", "one=1", 4),
          ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
-         ("gpt2-4", 4, "zb-v", "one=1", 3)]
+         ("gpt2-4", 4, "zb-v", "one=1", 3), ("chosen", 2, "chimera:1", "one=1", 2)]
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
         ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),
@@ -163,11 +165,18 @@ SKIPPING = [*(("unet", 2, schedule, mesh, 4) for schedule, mesh in (
                 ("gpipe", 3), ("1f1b", 1), ("1f1b", 8), ("interleaved:2", 4), ("zb-h1", 4), ("zb-h2", 8), ("zb-v", 4),
                 ("dualpipe-v", 4), ("chimera:1", 4), ("chimera:1", 8)))]
 """A U-Net: what its way down hands to its way up is sent straight to the stage that reads it."""
+BRANCHED = [*((name, 2, "chimera:1", "all=2" if name != "thrice" else "one=1", 4) for name in WAYS),
+            *((name, 4, "zb-v", "one=1", 4) for name in WAYS),
+            *((name, 4, schedule, "one=1", m) for name, schedule, m in (
+                ("thrice", "1f1b", 3), ("frozen", "zb-h2", 8), ("dense", "chimera:2", 4), ("twins", "gpipe", 1),
+                ("auxiliary", "dualpipe-v", 8), ("swapped", "zb-h1", 4), ("gated", "interleaved:2", 8)))]
+"""Models whose parts are joined by more than one tensor in a row, some of whose parameters no gradient reaches."""
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS + SKIPPING)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS + SKIPPING
+                   + BRANCHED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 
@@ -246,6 +255,15 @@ def test_stages_on_the_same_ranks_store_in_the_same_pieces_what_they_share() -> 
                 if "wte" in str(apart("gpt2-4", one)))
     with pytest.raises(InputError, match=r"stages 0 and 3 run on the same ranks and share the parameter .*wte"):
         tuple(stage_rows(plan, captured("gpt2-4", 4).graph))
+
+
+def test_a_rank_without_a_parameter_is_refused() -> None:
+    of = captured("chosen", 4)
+    ops, is_read = needed_ops(of.graph), {t for t, one in enumerate(of.graph.tensors) if one.fqn}
+    at = next(i for i in range(20, len(ops)) if not is_read.intersection(ops[i].inputs))
+    plan = staged_plan(of, (at, at + 1), "1f1b", "one=1", 4)
+    with pytest.raises(InputError, match="stage 1 of 3 would have no parameter"):
+        tuple(stage_rows(plan, of.graph))
 
 
 def refused(plans: list[Plan]) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from branching import WAYS, branching
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -290,6 +291,8 @@ def named(name: str, **options: Any) -> Made:
     family, _, layers = name.partition("-")
     if family in EXAMPLES:
         return example(family, **options)
+    if family in WAYS:
+        return branching(family, **options)
     made: Callable[..., Made] = globals()[family]
     return made(**options, **({"layers": int(layers)} if layers else {}))
 
