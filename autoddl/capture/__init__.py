@@ -11,6 +11,7 @@ Reading order:
     build_graph                 fx nodes to `core.graph`
     capture                     runs all of these
     factory                     finds a user's model by `FILE.py:NAME`
+    same_model                  says how a module is not the one that a plan was made for
     materialize, float64        tensors to run a captured program with, and the program in float64
     patches                     of torch and transformers, each named after what it patches
     fx_tools, source_lines, gc_pause     helpers

@@ -2,7 +2,7 @@
 
     job.json            one object: the task, and `folder`, where all files are
     result-RANK.json    the result of the rank
-    losses-RANK         the losses of the rank, a line each, while it trains
+    losses-RANK         the losses of the rank, a line each, while it trains: there as soon as it is ready to
 """
 
 import json

@@ -3,9 +3,10 @@
 import os
 
 from autoddl.core.errors import InputError
+from autoddl.core.plan import Plan
 from autoddl.core.processes import free_bytes
 
-__all__ = ["check_memory", "check_ranks", "most_ranks"]
+__all__ = ["check_memory", "check_ranks", "most_ranks", "over_gloo"]
 
 PROCESS_BYTES = 0.25e9
 """Bytes of a rank before it has a model: the interpreter and torch."""
@@ -22,6 +23,16 @@ def check_memory(ranks: int, peak: float) -> None:
 def most_ranks() -> int:
     """Returns how many ranks may start here: four per CPU core, and sixteen on any machine."""
     return max(16, 4 * (os.cpu_count() or 1))
+
+
+def over_gloo(plan: Plan) -> str:
+    """Says that a plan for another library runs over gloo here, for want of GPUs; empty where it does not."""
+    import torch
+
+    if plan.backend == "gloo" or torch.cuda.is_available():
+        return ""
+    return (f"priced for {plan.backend.upper()} and run over gloo on processors, as no GPU is here: the predicted "
+            "seconds are not those of this run")
 
 
 def check_ranks(ranks: int, instead: str) -> None:

@@ -29,7 +29,7 @@ from autoddl.explain.run_seconds import as_planned
 from autoddl.explain.staged_run import foreseen_waiting
 from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.launch import launch, python_module
-from autoddl.launch.machine import check_memory, check_ranks
+from autoddl.launch.machine import check_memory, check_ranks, over_gloo
 from autoddl.launch.places import placed
 from autoddl.launch.temporary import temporary_folder
 
@@ -157,7 +157,7 @@ def _note(plan: Plan, machine: Cluster, note: str, shaped: bool) -> str:
     """The note, and that switches of the plan's cluster do not reduce where they are not built."""
     said = note if shaped else "on loopback, not shaped"
     built = [level.name for level in machine.levels[1:] if level.size > 1 and level.reduces is not None]
-    return "; ".join(filter(None, (said, not_offered(plan, built if shaped else ()))))
+    return "; ".join(filter(None, (said, over_gloo(plan), not_offered(plan, built if shaped else ()))))
 
 
 def _losses(folder: Path) -> list[float]:

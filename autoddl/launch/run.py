@@ -18,7 +18,7 @@ from autoddl.explain.run_seconds import as_planned
 from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
-from autoddl.launch.machine import check_memory, most_ranks
+from autoddl.launch.machine import check_memory, most_ranks, over_gloo
 from autoddl.launch.temporary import temporary_folder
 from autoddl.runtime.checkpoints.checkpoint_series import check_series
 from autoddl.runtime.switches.offered import offered_switches
@@ -71,13 +71,15 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     `record` is a file for every message of every rank, `save` a folder for a checkpoint. With `elastic` and
     `checkpoints` training goes on by a plan for fewer ranks where some are lost. Ranks that torchrun starts run the
     plan of their number. `timeout` is the seconds that a rank waits for others. Raises MismatchError where `cluster` is
-    not the plan's, and the error of a rank that fails."""
+    not the plan's or the factory's model is not, and the error of a rank that fails."""
     if cluster is not None:
         _check_cluster(plan, cluster)
     if checkpoints is not None:
         if is_rank() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             checkpoints = replace(checkpoints, resume=True)
         check_series(checkpoints.folder, checkpoints.resume)
+    if not is_rank():
+        _check_model(plan, factory)
     job = {"task": "train", "factory": factory.to_json(), "steps": steps, "lr": lr, "timeout": timeout,
            "save": str(save) if save else None, "record": str(record.resolve()) if record else None,
            **(checkpoints.to_json() if checkpoints else {})}
@@ -86,8 +88,9 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     found = _join(job, plans, tell) if is_rank() else _start(job, plans, tell)
     if found is None:
         return None
+    missed = "" if offered_switches() else not_offered(plan)
     return TrainingResult(tuple(found["losses"]), found["step_seconds"], found["predicted_seconds"], found["ranks"],
-                          found["record"], found["first"], "" if offered_switches() else not_offered(plan))
+                          found["record"], found["first"], "; ".join(filter(None, (over_gloo(plan), missed))))
 
 
 def _check_cluster(plan: Plan, path: Path) -> None:
@@ -99,6 +102,15 @@ def _check_cluster(plan: Plan, path: Path) -> None:
         shown = f"its file has {other[0]!r}" if other else f"its name is {cluster.name}"
         raise MismatchError(f"the plan was made for another cluster, {plan.cluster}, than {path} describes: {shown}; "
                             "plan for this one, or give the plan's")
+
+
+def _check_model(plan: Plan, factory: Factory) -> None:
+    """Raises MismatchError where the factory's model is not the plan's, before ranks start, which check it whole."""
+    from autoddl.capture.same_model import check_same_model
+    from autoddl.capture.sample import as_sample, sample_for
+
+    model, batch, _ = factory.shaped()
+    check_same_model(plan, model, as_sample(batch) if batch is not None else sample_for(model))
 
 
 def _job_of(job: dict[str, Any], file: PlanFile) -> dict[str, Any]:
@@ -168,7 +180,10 @@ def _trained(job: dict[str, Any], plan: Plan, folder: Path, tell: Progress) -> d
 
     def tick() -> None:
         written = folder / "losses-0"
-        tell("training", len(written.read_text().splitlines()) if written.exists() else 0, job["steps"])
+        if written.exists():
+            tell("training", len(written.read_text().splitlines()), job["steps"])
+        else:
+            tell(f"starting {plan.mesh.size} ranks, each of which captures the model", 0, 1)
 
     launch(plan.mesh.size, python_module("autoddl.launch.worker", str(folder / "job.json")), tick=tick, forked=True)
     found = json.loads((folder / "result-0.json").read_text())

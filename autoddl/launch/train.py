@@ -43,11 +43,12 @@ def built(factory: Factory, drawn: bool = False) -> tuple[nn.Module, Sample]:
     return materialised(model) if drawn else model, batch
 
 
-def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
+def train(job: Job, tell: Callable[[float], None], ready: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Trains with AdamW on the factory's batch and returns the losses and the median seconds of a step.
 
-    `tell` receives every loss. A folder that cannot be written to is refused before the first step. A loss that is not
-    finite raises InputError: no checkpoint of such weights is saved, and one from before stays.
+    `tell` receives every loss; `ready` is called before the first step. A folder that cannot be written to is refused
+    before it too. A loss that is not finite raises InputError: no checkpoint of such weights is saved, and one from
+    before stays.
 
     With `checkpoint` a checkpoint of every `every`-th step and the last is kept there; `resume` goes on from it, with
     the losses from before."""
@@ -57,6 +58,7 @@ def train(job: Job, tell: Callable[[float], None]) -> dict[str, Any]:
     model, batch = built(factory)
     parallel = parallelize(model, plan, batch, timeout=job.get("timeout", TIMEOUT))
     optimizer, losses = torch.optim.AdamW(parallel.parameters(), lr=job["lr"]), Losses([])
+    ready()
     first = _resumed(job, parallel, optimizer, losses, tell)
     log = recorded(job, plan) if first < job["steps"] else None  # with nothing to run, the record before stays
     seconds = []

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autoddl.capture.factory import Factory
-from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.plan import Plan
@@ -199,15 +199,14 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     from autoddl.capture.capture import capture
     from autoddl.capture.float64 import TWICE, WIDEST, cast, widened
     from autoddl.capture.materialize import materialised
+    from autoddl.capture.same_model import check_captured
     from autoddl.capture.sample import parted
     from autoddl.capture.trace import check_held
     from autoddl.launch.train import built
 
     model, batch = built(factory)
     captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
-    if captured.graph.fingerprint() != plan.fingerprints.get("model"):
-        raise MismatchError(f"the plan was made for another model than {factory} gives: it is for {plan.model}; make "
-                            "the plan again, or set the arguments it was made with (--set)")
+    check_captured(plan, model, captured)
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
     model = materialised(model)

@@ -15,8 +15,12 @@ from autoddl.launch.train import train
 def _work(job: Job, losses: Path) -> Any:
     if job["task"] != "train":
         return check(job)
-    with open(losses, "w", buffering=1, encoding="utf-8") as file:
-        return train(job, lambda loss: print(loss, file=file))
+
+    def told(loss: float) -> None:
+        with open(losses, "a", encoding="utf-8") as file:
+            print(loss, file=file)
+
+    return train(job, told, losses.touch)
 
 
 def main() -> None:

@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.materialize import materialise
+from autoddl.capture.same_model import check_captured
 from autoddl.capture.sample import as_sample, from_spec, parted
 from autoddl.capture.trace import check_held
 from autoddl.capture.tried_rules import planned_by
@@ -79,7 +80,7 @@ def parallelize(model: nn.Module, plan: Plan, sample: object = None, *, device: 
     if captured is None:
         captured = capture(model, from_spec(plan.sample, "meta") if sample is None
                            else parted(as_sample(sample), plan.microbatches), Precision.parse(plan.precision))
-    _check_model(captured, plan)
+    check_captured(plan, model, captured)
     captured = planned_by(captured, plan)
     check_held(captured.graph, captured.constants)
     planned = add_hubs(captured.graph)
@@ -119,12 +120,3 @@ def _check_buffers(model: nn.Module) -> None:
     if empty is not None:
         raise InputError(f"buffer {empty} has no value, and files of weights do not hold all buffers: build the module "
                          "with real buffers, and only its parameters on the meta device")
-
-
-def _check_model(captured: Captured, plan: Plan) -> None:
-    found, made = captured.graph.fingerprint(), plan.fingerprints.get("model")
-    if found != made:
-        raise MismatchError(f"the plan was made for another model than this one (graph {made}, not {found}): a plan "
-                            "fits one architecture, size, dtype, mode (train or eval) and batch shape; plan again. "
-                            "Where none differs, the model may go through sets: set PYTHONHASHSEED=0 wherever it is "
-                            "planned and run")

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import textwrap
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +20,11 @@ from tiny import tiny
 
 import autoddl
 from autoddl.capture.factory import Factory
+from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
 from autoddl.core.processes import signals_raise
 from autoddl.launch.launch import launch
+from autoddl.launch.run import run
 
 TINY = FACTORY.removesuffix(":tiny")
 ALONE = """
@@ -254,6 +257,43 @@ def test_another_number_of_processes_than_the_plans(folder: Path, monkeypatch: p
     refused(shell("run", str(folder / "plan-2.json"), FACTORY), "has 2 ranks, but 3 were started")
     with pytest.raises(MismatchError, match=r"2 processes.*3 run"):
         autoddl.parallelize(tiny(), autoddl.load_plan(folder / "plan-2.json"))
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("width=8", r"its parameter tokens.weight has the shape \[64, 8\], and \[64, 16\] in.*, tiny with layers=2"),
+    ("layers=3", r"the plan has no parameter blocks.2.norm.weight, which it has"),
+    ("layers=1", r"it has no parameter blocks.1.norm.weight, which the plan has"),
+    ("batch=4", r"its input ids is int64\[4, 6\] in a microbatch, and int64\[8, 6\] in the plan")])
+def test_a_plan_for_another_model_is_told_before_ranks_start(
+        folder: Path, tmp_path: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = autoddl.load_plan(folder / "plan-2.json")
+    named = replace(one, factory=Factory.parse(FACTORY, {"layers": 2}).to_json())
+    named.save(tmp_path / "plan.json")
+    monkeypatch.setattr("autoddl.launch.run.launch", None)
+    refused(shell("run", str(tmp_path / "plan.json"), FACTORY, "--no-record", "--set", words), said)
+
+
+def test_progress_says_when_ranks_start_and_a_run_that_they_talk_by_another_library_than_priced(
+        folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[tuple[str, int, int]]()
+
+    def launched(ranks: int, command: list[str], *, tick: Callable[[], None], forked: bool) -> None:
+        place = Path(command[-1]).parent
+        tick()
+        for text in ("", "2.5\n"):
+            (place / "losses-0").write_text(text)
+            tick()
+        (place / "result-0.json").write_text('{"losses": [2.5], "first": 0, "step_seconds": 1.0}')
+
+    monkeypatch.setattr("autoddl.launch.run.launch", launched)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    path = folder / "plan-2.json"
+    priced = replace(autoddl.load_plan(path), backend="nccl")
+    ran = run(path, priced, Factory.parse(FACTORY), steps=3, lr=0.1, progress=lambda *said: told.append(said))
+    starting = "starting 2 ranks, each of which captures the model"
+    assert told == [(starting, 0, 1), ("training", 0, 3), ("training", 1, 3)]
+    assert ran is not None and ran.note.startswith("priced for NCCL and run over gloo")
+    assert "priced for NCCL" in plan_tables.text(plan_tables.training_table(ran))
 
 
 def test_a_plan_for_another_model(folder: Path) -> None:
