@@ -78,6 +78,12 @@ def shaped(x: Tensor) -> Tensor:
     return drawn + distributions.StudentT(positive + 1, x).rsample()
 
 
+def turned(x: Tensor) -> Tensor:
+    """Angles, which torch tries until each is accepted."""
+    angles: Tensor = distributions.VonMises(x, x.exp()).sample()
+    return angles
+
+
 def recurrent(x: Tensor) -> Tensor:
     """Layers that pass positive numbers on, so that what is dropped between them shows."""
     steps, state = torch.stack([x, 2 * x]), torch.zeros(3, *x.shape, dtype=x.dtype)
@@ -88,7 +94,7 @@ def recurrent(x: Tensor) -> Tensor:
 
 DRAWS: Mapping[str, Callable[[Tensor], Tensor]] = {
     f.__name__: f for f in (dropped_path, dropped_path_of_rand, uniform, normal, whole, kept, leaky, gumbel, chosen,
-                            others, counted, shaped, recurrent)}
+                            others, counted, shaped, turned, recurrent)}
 
 
 class Scaled(nn.Module):

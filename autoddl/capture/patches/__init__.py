@@ -5,6 +5,7 @@ Each file `NAME_patch` is named after what it patches:
     autograd_function       calls of torch.autograd.Function, met by a trace
     torch_autocast          regions of autocast, entered while a model is traced
     torch_checkpoint        blocks that torch.utils.checkpoint wraps, noted
+    torch_distributions     numbers that are tried until one is kept, in a fixed number of tries
     torch_export            generated code and stack frames that nobody reads, left out
     torch_parameters        parameters without memory while a model is made
     transformers_experts    layers of experts as operators

@@ -7,6 +7,8 @@ raise, as an `assert` does. Then the program goes on as if nothing were wrong, a
     program     x = checked(x, condition, value, text), an operator that raises where the condition does not hold. x are
                 the whole numbers that the condition is of, for all that read them later, else the loss
 
+In torch's constraints of distributions a side that returns what is wrong counts as one that raises: whoever asks does.
+
 A side that only warns is left out, without a check. One that clamps infinite values at the largest number of their
 dtype is always taken (`finite_clamps`): finite values stay as they are.
 
@@ -42,6 +44,7 @@ __all__ = ["asked_number", "check_conditions", "decided"]
 TORCH = str(Path(torch.__file__).parent)
 MODELS = (f"{TORCH}/nn/", f"{TORCH}/distributions/")
 """Where torch has code of models, which checks what it gets."""
+CONSTRAINTS = f"{TORCH}/distributions/constraints.py"
 OURS = str(Path(__file__).parents[1])
 WARNS = ("warn", "warning", "warning_once", "info", "debug", "error", "print")
 
@@ -151,14 +154,14 @@ def _branch(file: str, line: int) -> _Branch | None:
         side: list[ast.stmt] = []
         if isinstance(node, ast.Assert) or is_finite_clamp(node):
             wanted = True
-        elif _is_refusal(node.body):
+        elif _is_refusal(node.body) or (file == CONSTRAINTS and isinstance(node.body[0], ast.Return)):
             wanted, side = False, node.body
         elif node.orelse and _is_refusal(node.orelse):
             wanted, side = True, node.orelse
         else:
             return None
         values = set(_values(node.test, wanted))
-        raises = isinstance(node, ast.Assert) or any(isinstance(one, ast.Raise) for one in side)
+        raises = isinstance(node, ast.Assert) or any(isinstance(one, ast.Raise | ast.Return) for one in side)
         return _Branch(values.pop(), raises, ast.unparse(node.test)) if len(values) == 1 else None
     return None
 
