@@ -10,17 +10,19 @@ import zoo
 from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
+from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
-from autoddl.planner.pipelines.solved_stages import ONE
+from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_seconds import stage_seconds
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
 ONE_PIPE = ((0, 1),)
@@ -123,6 +125,30 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
             assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
             raised += int((less[at] > floor[at] * 1.01).sum())
     assert raised > len(every)
+
+
+@parametrize_or_slow("name,recompute,splits", [("gpt2", "none", False)], [
+    ("gpt2", "none", True), ("gpt2", "search", False), ("llama", "none", False), ("t5", "none", True),
+    ("mixtral", "search", True)])
+def test_least_seconds_counted_so_are_those_of_a_plan_and_no_plan_has_less(name: str, recompute: str, splits: bool
+                                                                          ) -> None:
+    """Whatever counts: messages of every microbatch for weights and their gradients are in them."""
+    model, sample = zoo.named(name, layers=1, B=8)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,))
+    task = replace(task_of(model, TWO_BY_TWO, sample, options, name, None), budget=float("inf"))
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), splits=splits)
+    graph, key = parts.alone(1, 2)
+    every, seconds, free = (parts.repeated, parts.behind, *PASSES, *SINGLES), [], SolvedStage(
+        *parts._freely(graph, key, ONE))
+    for weights in every:
+        counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
+        found = search_stage(replace(task, counts=counts), graph, parts.cluster, parts.each, ONE)
+        plan = parts._plan_alone(free, graph, found.candidate, found.solution, ONE)
+        seconds.append(stage_seconds(plan, add_hubs(graph.graph), parts.cluster, splits))
+    for k, weights in enumerate(every):
+        parts._search_least(graph, key, weights)
+        least, taken = parts._least[key, weights, ANY], [np.dot(weights, one) for one in seconds]
+        assert least <= min(taken) * (1 + 1e-9) and least >= taken[k] * (1 - 1e-6), (weights, least, taken)
 
 
 def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower(monkeypatch: pytest.MonkeyPatch

@@ -291,8 +291,6 @@ class StageParts(SolvedStages):
             return False
         counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
         task = replace(self.task, counts=counts, budget=inf if at == ANY else self.task.budget, copies=self.copies)
-        if not any(weights[3:]):
-            task = replace(task, hidden=1.0)
         try:
             some = ONE if at == ANY else at
             self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.each, some).bound
