@@ -3,6 +3,10 @@
 Gather buckets are in the order of first use, gradient buckets in the order in which backward completes them. A bucket
 closes at `Plan.bucket_bytes`.
 
+A sparse sum chooses among all values of a bucket, and values of a block share a scale, whosesoever they are. So what
+becomes of one member depends on the others. Members of such a bucket are repeated on the same axes. Were one repeated
+where another is split, its copies would come to differ.
+
 Waiting for the last step of a reduction frees the buffer that was sent, if that is larger than its result. This holds
 after a reduce-scatter, but not after an all-reduce, whose buffer becomes the result. At most `IN_FLIGHT` buckets that
 free memory are in flight, or as many as they have steps. Before another one starts, the oldest are waited for. So
@@ -14,9 +18,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from autoddl.core.codecs import CODECS
 from autoddl.core.conversion import COLLECTIVES, Step, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
-from autoddl.core.layout import Layout, Mesh, Split
+from autoddl.core.layout import B, Layout, Mesh, Split
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.state_layouts import added_layout, divide_steps, kept_layout, summed_layout
 from autoddl.operators.recomputed import recomputed_ops
@@ -33,6 +38,9 @@ PREFETCH = 2
 """Buckets that are gathered ahead of the one that is read."""
 
 T = TypeVar("T")
+
+_Kind = tuple[str, tuple[int, ...]]
+"""The dtype of a member, and the axes on which it is repeated where that matters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +181,18 @@ def _payloads(tensor: Tensor, steps: tuple[Step, ...], start: Layout, mesh: Mesh
     return tuple(full for full, _ in step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh, at))
 
 
-def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[Bucket, ...]:
-    """Merges rows (bucket of one parameter, dtype, bytes), in order, into buckets of the same steps and dtype.
+def _joins(step: Step) -> bool:
+    """Whether what the step makes of a value depends on other values of its bucket."""
+    return step.is_sparse or (step.codec in CODECS and (CODECS[step.codec].scaled or CODECS[step.codec].group > 1))
+
+
+def _kind(dtype: str, steps: Iterable[Step], start: Layout) -> _Kind:
+    """Returns what the members of a bucket with these steps have in common besides; one of them begins in `start`."""
+    return dtype, tuple(a for a, state in enumerate(start) if state == B) if any(map(_joins, steps)) else ()
+
+
+def _fill_buckets(rows: Iterable[tuple[Bucket, _Kind, int]], limit: int) -> tuple[Bucket, ...]:
+    """Merges rows (bucket of one parameter, kind, bytes), in order, into buckets of the same steps and kind.
 
     A bucket closes when it has reached its limit, or when the next row would exceed it by more than MORE of it.
     It also closes when SPAN times the limit has passed since it was opened. Without SPAN, one bucket would hold the
@@ -185,8 +203,8 @@ def _fill_buckets(rows: Iterable[tuple[Bucket, str, int]], limit: int) -> tuple[
     filled: list[int] = []
     opened: list[int] = []
     passed, open_at = 0, dict[tuple[object, ...], int]()
-    for bucket, dtype, nbytes in rows:
-        key = (bucket.once, bucket.steps, bucket.regather, bucket.per_microbatch, dtype)
+    for bucket, kind, nbytes in rows:
+        key = (bucket.once, bucket.steps, bucket.regather, bucket.per_microbatch, kind)
         at = open_at.get(key)
         room = at is not None and filled[at] < limit and filled[at] + nbytes <= (1 + MORE) * limit
         if at is not None and room and passed - opened[at] <= SPAN * limit:
@@ -210,7 +228,8 @@ def gather_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tupl
     for edge in parameter_edges(plan, graph) if edges is None else edges:
         if has_collective(edge.forward):
             size = max(_payloads(edge.tensor, edge.forward, edge.conversion.source, plan.mesh, None))
-            rows.append((edge.gathers(), edge.tensor.dtype, size))
+            kind = _kind(edge.tensor.dtype, edge.forward, edge.conversion.source)
+            rows.append((edge.gathers(), kind, size))
     return _fill_buckets(rows, plan.bucket_bytes)
 
 
@@ -224,7 +243,8 @@ def gradient_buckets(plan: Plan, graph: Graph, edges: Edges | None = None) -> tu
     for edge in reversed(parameter_edges(plan, graph) if edges is None else edges):
         if has_collective(edge.backward) and edge.conversion.gradient is not None:
             size = max(_payloads(edge.tensor.gradient, edge.backward, edge.conversion.gradient, plan.mesh, None))
-            rows.append((edge.reductions(), edge.tensor.gradient.dtype, size))
+            kind = _kind(edge.tensor.gradient.dtype, edge.backward, edge.conversion.gradient)
+            rows.append((edge.reductions(), kind, size))
     place = {bucket.members[0]: i for i, (bucket, _, _) in enumerate(rows)}
     return tuple(sorted(_fill_buckets(rows, plan.bucket_bytes), key=lambda bucket: place[bucket.members[-1]]))
 

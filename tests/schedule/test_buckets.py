@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import B
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster
 from autoddl.runtime.parallelize import parallelize
@@ -47,6 +49,23 @@ def test_small_parameters_of_all_layers_share_no_bucket(seed: int, limit: int) -
             assert sum(size[fqn] for fqn in order[first:last]) <= SPAN * limit + max(size.values())
     complete = [place[bucket.members[-1]] for bucket in gradient_buckets(plan, graph)]
     assert complete and complete == sorted(complete)
+
+
+@pytest.mark.parametrize("words", [{"sparse": "0.1"}, {"codecs": ("gradients=int8", "weights=zfp8")}])
+def test_members_whose_values_are_sent_together_are_repeated_on_the_same_axes(words: dict[str, Any]) -> None:
+    """Otherwise copies of one come to differ, by the pieces of another beside which they were chosen or scaled."""
+    graph, joined, kinds = add_hubs(captured().graph), 0, set[bool]()
+    for seed in range(3):
+        plan = random_plan(captured(), seed, "a=2,b=2", load_cluster(FLAT), **words)
+        edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
+        for bucket in (*gather_buckets(plan, graph), *gradient_buckets(plan, graph)):
+            every = [edges[fqn] for fqn in bucket.members if any(s.codec for s in (*bucket.steps, *bucket.once))]
+            gathered = any(step in edge.forward for edge in every for step in bucket.steps)
+            starts = [edge.conversion.source if gathered else edge.conversion.gradient for edge in every]
+            repeated = {tuple(state == B for state in start) for start in starts if start is not None}
+            assert len(repeated) <= 1
+            joined, kinds = joined + (len(every) > 1), kinds | {any(one) for one in repeated}
+    assert joined and kinds == {False, True}
 
 
 class Squeezed(nn.Module):
