@@ -112,7 +112,8 @@ def _figures(found: "Compared | ComparedStages") -> Table:
         figures.add_row("sparse", f"{row.count} sums over {row.axes}: {row.planned:,.0f} words of a rank predicted, "
                                   f"{row.recorded:,.0f} recorded, at most {row.most:,} of {row.limit:,.0f} allowed")
         if row.above:
-            figures.add_row("", f"more in {row.above} of {row.steps} steps, of a warm-up or with new thresholds")
+            figures.add_row("", f"more in {row.above} of {row.steps} steps, of a warm-up, of a share that "
+                                "falls, or with new thresholds")
     return figures
 
 

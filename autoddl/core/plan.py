@@ -265,9 +265,9 @@ class Plan:
         return replace(found, pipeline=replace(found.pipeline, coded=()))
 
     def with_warmup(self, most: int) -> "Plan":
-        """The plan whose sparse sums have a warm-up of at most so many steps."""
+        """The plan whose sparse sums have a warm-up and a fall of at most so many steps each."""
         def shorter(rule: SparseRule) -> SparseRule:
-            return replace(rule, warmup=min(rule.warmup, most))
+            return replace(rule, warmup=min(rule.warmup, most), falls=min(rule.falls, most))
 
         return self._with_steps(lambda one: one.coded(shorter(SparseRule.of(one.codec)).codec)
                                 if one.is_sparse else one)

@@ -17,17 +17,19 @@ are computed exactly in every RENEWED-th step and reused between: these steps se
 ranks of the quantiles of S, so that every region has about as many entries of S. Source: Li and Hoefler 2022,
 "Near-optimal sparse allreduce for distributed deep learning".
 
-Two remedies make up for what is sent late. The first steps, a *warm-up*, add up whole: 2 n (P-1)/P words of n elements.
-With *momentum* m a rank adds a velocity v to its residual in place of g, and forgets it where it was sent:
+Three remedies make up for what is sent late. The first steps, a *warm-up*, add up whole: 2 n (P-1)/P words of n
+elements. With *momentum* m a rank adds a velocity v to its residual in place of g, and forgets it where it was sent:
 
     v = m v + g                        v = 0 on S and G
 
-Without sparse sums that is the momentum of SGD, so the optimizer itself then has none. Source: Lin et al. 2018, "Deep
-gradient compression".
+Without sparse sums that is the momentum of SGD, so the optimizer itself then has none. Behind the warm-up the share may
+*fall* to its own, in stairs of equally many steps. They send FIRST of the entries, then one in STAIR of those before,
+and so on. Words of a step are then those of its stair, each of which begins with a renewal. Source of both: Lin et al.
+2018, "Deep gradient compression".
 
-A plan says `net: P->B as top 0.01,warmup=100,momentum=0.9`: of n elements k = 1 % are sent. Its price is that of a step
-behind the warm-up. This has 4 k (P-1)/P words, those of a step that needs no balance, and one part in RENEWED of a
-renewal.
+A plan says `net: P->B as top 0.01,warmup=100,falls=300,momentum=0.9`: of n elements k = 1 % are sent, once 25 %, 6.25 %
+and 1.56 % were for 100 steps each. Its price is that of a step behind all these. This has 4 k (P-1)/P words, those of a
+step that needs no balance, and one part in RENEWED of a renewal.
 """
 
 from dataclasses import dataclass
@@ -35,8 +37,8 @@ from math import ceil
 
 from autoddl.core.errors import InputError
 
-__all__ = ["BINS", "ENTRY_BYTES", "LEAST", "PASSES", "RENEWED", "ROUNDS", "SPARSE", "SparseRule", "entries",
-           "is_sparse", "word_limit"]
+__all__ = ["BINS", "ENTRY_BYTES", "FIRST", "LEAST", "PASSES", "RENEWED", "ROUNDS", "SPARSE", "STAIR", "SparseRule",
+           "entries", "is_sparse", "word_limit"]
 
 SPARSE = "sparse all-reduce"
 """The collective that a sparse step is; its full buffer has one entry for each of the k."""
@@ -56,16 +58,20 @@ ROUNDS, BINS = 4, 256
 LEAST = 4
 """Entries that are kept of any gradient, for each rank."""
 
+FIRST, STAIR = 0.25, 4
+"""The share from which one falls, and by how much a stair is less than the stair before (Lin et al. have the same)."""
+
 PASSES = (12.0, 3.0)
 """Times that the memory of the values is read or written to select what is sent, and to put in place what came."""
 
 
 @dataclass(frozen=True, slots=True)
 class SparseRule:
-    """How gradients add up sparse. Text: `0.01` or `1%`, `0.01,warmup=100`, `0.01,momentum=0.9`.
+    """How gradients add up sparse. Text: `0.01` or `1%`, `0.01,warmup=100`, `0.01,falls=300`, `0.01,momentum=0.9`.
 
         share       the part of the entries that is sent, above 0 and at most 1
         warmup      first steps, in which sums are whole
+        falls       steps behind these, in which the share falls from FIRST in stairs
         momentum    of the velocity that is summed in place of the gradient, at least 0 and below 1
 
     Raises InputError for values that are none of these.
@@ -73,6 +79,7 @@ class SparseRule:
 
     share: float
     warmup: int = 0
+    falls: int = 0
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
@@ -82,12 +89,15 @@ class SparseRule:
         if self.warmup < 0:
             raise InputError(f"a warm-up of {self.warmup} steps is none: it is the number of first steps whose sums "
                              "are whole, 0 or more, like 100")
+        if self.falls < 0:
+            raise InputError(f"a fall of {self.falls} steps is none: it is the number of steps behind the warm-up in "
+                             f"which the share falls from {FIRST:g}, 0 or more, like 300")
         if not 0 <= self.momentum < 1:
             raise InputError(f"a momentum of {self.momentum:g} is none: it is the part of a velocity that a step "
                              "keeps, at least 0 and below 1, like 0.9")
 
     def __str__(self) -> str:
-        more = (("warmup", self.warmup), ("momentum", self.momentum))
+        more = (("warmup", self.warmup), ("falls", self.falls), ("momentum", self.momentum))
         return ",".join([f"{self.share!r}", *(f"{name}={value!r}" for name, value in more if value)])
 
     @classmethod
@@ -96,13 +106,14 @@ class SparseRule:
         share, *words = str(text).split(",")
         given = dict(word.partition("=")[::2] for word in words)
         try:
-            if len(given) < len(words) or not given.keys() <= {"warmup", "momentum"}:
+            if len(given) < len(words) or not given.keys() <= {"warmup", "falls", "momentum"}:
                 raise ValueError
             part = float(share.removesuffix("%")) / (100 if share.endswith("%") else 1)
-            return cls(part, int(given.get("warmup", "0")), float(given.get("momentum", "0")))
+            return cls(part, int(given.get("warmup", "0")), int(given.get("falls", "0")),
+                       float(given.get("momentum", "0")))
         except ValueError:
-            raise InputError(f"{text!r} is no sparse sum: write SHARE, like 0.01 or 1%, and behind it "
-                             "warmup=STEPS or momentum=PART if wanted, like '0.01,warmup=100,momentum=0.9'") from None
+            raise InputError(f"{text!r} is no sparse sum: write SHARE, like 0.01 or 1%, and behind it warmup=STEPS, "
+                             "falls=STEPS or momentum=PART if wanted, like '0.01,warmup=100,falls=300'") from None
 
     @property
     def codec(self) -> str:
@@ -113,6 +124,20 @@ class SparseRule:
     def of(cls, codec: str) -> "SparseRule":
         """The rule of a step with this codec."""
         return cls.parse(codec.removeprefix(PREFIX))
+
+    @property
+    def stairs(self) -> tuple[float, ...]:
+        """The shares that come before the rule's own while it falls, each for as many steps; none where it does not."""
+        found, part = list[float](), FIRST
+        while self.falls and part > self.share:
+            found.append(part)
+            part /= STAIR
+        return tuple(found)
+
+    def share_at(self, step: int) -> float:
+        """The share that is sent `step` steps behind the warm-up."""
+        stairs = self.stairs
+        return stairs[step * len(stairs) // self.falls] if stairs and step < self.falls else self.share
 
     @property
     def copies(self) -> int:

@@ -7,7 +7,7 @@
     late      the exposed seconds for ranks that came late: by position, the mean wait minus the least
     a miss    recorded minus predicted seconds of one collective, and the tensor that it was for
     sparse    words that a rank sends for sparse sums: 4 k (n-1)/n planned, at most 6 k (n-1)/n but in a step of the
-              warm-up or of new thresholds (`core.sparse`)
+              warm-up, of a share that falls, or of new thresholds (`core.sparse`)
 """
 
 from collections import Counter, defaultdict
@@ -93,7 +93,7 @@ class SparseRow:
     most: int
     """The most that a rank sent in a step within the limit."""
     limit: float
-    """Words that a rank may send in a step, unless that is one of the warm-up or computes thresholds."""
+    """Words that a rank may send in a step, but in a warm-up, while the share falls, and for thresholds."""
     above: int
     """The number of steps in which a rank sent more than that."""
     steps: int

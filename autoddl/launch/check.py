@@ -27,7 +27,7 @@ def check(job: Job) -> dict[str, Any]:
 
     The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
-    wide. A plan with sparse sums runs a few steps more (`sparse_loss`); their warm-up is one step here.
+    wide. A plan with sparse sums runs a few steps more (`sparse_loss`); their warm-up and their fall are one step here.
     """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
@@ -80,14 +80,15 @@ def sparse_loss(parallel: ParallelModel, factory: Factory, wrong: list[str]) -> 
 
         sum of a step + residuals after it = gradient + residuals before it + momentum * velocities before it
 
-    There is a step of the warm-up where there is one, one that renews thresholds, and one that does not. Lines about
-    steps but the last that send more than they may are added to `wrong`. Parameters that several stages have are left
-    out: their gradients are sums over stages, whose residuals other ranks have.
+    There is a step of the warm-up and one of the fall where there are such, one that renews thresholds, and one that
+    does not. Lines about steps but the last that send more than they may are added to `wrong`. Parameters that several
+    stages have are left out: their gradients are sums over stages, whose residuals other ranks have.
     """
     plan, (model, batch) = parallel.plan, built(factory, drawn=True)
     whole = parallel.like(model, capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)))
     worst = largest = 0.0
-    for _ in range(2 + any(one.warmup for one in plan.sparse_sums.values())):
+    rules = plan.sparse_sums.values()
+    for _ in range(2 + any(one.warmup for one in rules) + any(one.falls for one in rules)):
         wrong += over_limit(parallel)
         worst, largest = map(max, (worst, largest), _sparse_step(parallel, whole, batch))
     return _part(worst, largest)

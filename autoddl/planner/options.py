@@ -145,8 +145,9 @@ class PlanOptions:
     """The most that a coded value may be off, relative to the largest of its block; None: as `compress` says."""
 
     sparse: str | None = _option(None, "part of a gradient's values that may be sent in a step, the largest, like "
-                                 "0.01; the rest is added to the next step's gradient. '0.01,warmup=100,momentum=0.9' "
-                                 "adds up whole for 100 steps, and velocities in place of gradients", metavar="SHARE")
+                                 "0.01; the rest is added to the next step's gradient. '0.01,warmup=100,falls=300' "
+                                 "adds up whole for 100 steps, and then from 25 % down; momentum=0.9 adds up "
+                                 "velocities in place of gradients", metavar="SHARE")
     """How gradients may add up sparse, as text (`core.sparse`), where that is faster; None: whole everywhere."""
 
     expert_load: float = _option(BALANCED, "rows of the busiest rank over the mean, in layers of experts")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autoddl.core.sparse import RENEWED, SparseRule, entries
+from autoddl.core.sparse import RENEWED, SparseRule, entries, word_limit
 from autoddl.runtime.collectives.sparse_sum import SparseSent, SparseSum, Swap
 
 N, SHARE, STEPS = 16_000, 0.01, RENEWED + 4
@@ -183,6 +183,21 @@ def test_a_warm_up_adds_up_whole_and_momentum_is_that_of_sgd() -> None:
     assert int((every[0].sums[5] != 0).sum()) <= k
     assert all(torch.equal(ran.state.residual == 0, ran.state.velocity == 0) for ran in every)
     assert 0 < int((state.velocity == 0).sum()) <= k, "what was sent is forgotten"
+
+
+def test_a_share_that_falls_sends_the_words_of_its_own_share_in_every_step() -> None:
+    rule, ranks = SparseRule.parse(f"{SHARE},warmup=1,falls=10"), 4
+    assert rule.stairs == (0.25, 0.0625, 0.015625) and SparseRule.parse(str(rule)) == rule
+    shares = [rule.share_at(step) for step in range(12)]
+    assert shares == [0.25] * 4 + [0.0625] * 3 + [0.015625] * 3 + [SHARE] * 2
+    assert not SparseRule.parse("0.5,falls=9").stairs and SparseRule.parse("0.5,falls=9").share_at(3) == 0.5
+    every = run(ranks, 13, even, str(rule))
+    assert lost(every) <= 1e-6
+    for step, share in enumerate(shares, 1):
+        k, sent = entries(share, N, ranks), [one.sent[step] for one in every]
+        assert all(one.renewed == (step in (1, 5, 8, 11)) and one.limit == word_limit(k, ranks) for one in sent)
+        assert all(one.fits and one.words > k * (ranks - 1) / ranks for one in sent)
+        assert 0.5 * k <= int((every[0].sums[step] != 0).sum()) <= k, "k falls with the share"
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -57,6 +57,9 @@ def _remedies(rule: SparseRule) -> list[str]:
     found = []
     if rule.warmup:
         found.append(f"the first {rule.warmup} steps add up whole; the seconds above are those of later ones")
+    if rule.stairs:
+        found.append(f"the next {rule.falls} steps send the largest {', '.join(f'{100 * s:.3g}%' for s in rule.stairs)}"
+                     ", each for as many; the seconds above are those of later ones")
     if rule.momentum:
         found.append(f"velocities with a momentum of {rule.momentum:g} add up in place of gradients: give the "
                      "optimizer none")

@@ -6,9 +6,9 @@
     residuals.PLAN.RANK.N.NAME.thresholds    of the sum that NAME is the first member of: own, common, steps, bounds
 
 PLAN is the plan's fingerprint. Under the same plan every rank gets back what it had, to the bit. Under another one the
-first rank of each sum gets the sum of all pieces that count. Of ranks with the same piece the first counts. Thresholds
-are then computed in the next step, unless a warm-up is not over: steps count on. A plan without sparse sums
-leaves residuals where they are.
+first rank of each sum gets the sum of all pieces that count. Of ranks with the same piece the first counts. Steps
+count on, so that a warm-up goes on; thresholds are computed in the next step that needs them. A plan without sparse
+sums leaves residuals where they are.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -127,7 +127,7 @@ def restore_residuals(model: "ParallelModel", read: Mapping[str, Tensor]) -> Non
             continue
         state.residual.zero_()
         state.velocity.zero_()
-        state.own, state.common, state.steps, state.bounds = 0.0, 0.0, min(before, state.rule.warmup), []
+        state.own, state.common, state.steps, state.bounds = 0.0, 0.0, before, []
         for piece in one.pieces if one.first else ():
             for name in _of(piece.name, read):
                 place, _, what = name.rpartition(".")

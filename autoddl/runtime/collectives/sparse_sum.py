@@ -124,8 +124,16 @@ class SparseSum:
 
     @property
     def kept(self) -> int:
-        """k."""
-        return entries(self.rule.share, self.residual.numel(), self.ranks)
+        """k of the step that ran last; before all, that of the first."""
+        return self._entries(max(0, self.steps - 1 - self.rule.warmup))
+
+    def _entries(self, since: int) -> int:
+        """k of a step that is so many behind the warm-up."""
+        return entries(self.rule.share_at(since), self.residual.numel(), self.ranks)
+
+    def _renews(self, since: int) -> bool:
+        """Whether such a step computes thresholds: every `renewed`-th, the first of each stair, and where none are."""
+        return since % self.renewed == 0 or not self.bounds or self._entries(since) != self._entries(since - 1)
 
     def to(self, device: torch.device) -> None:
         """Moves what is kept to a device."""
@@ -151,8 +159,9 @@ class SparseSum:
         self._take(gradients)
         if since < 0:
             return self._whole(wire), SparseSent(axes, wire.words, wire.words, renewed=False, whole=True)
-        total = self._sparse(wire, since % self.renewed == 0)
-        return total, SparseSent(axes, wire.words, word_limit(self.kept, self.ranks), since % self.renewed == 0)
+        renews = self._renews(since)
+        total = self._sparse(wire, renews)
+        return total, SparseSent(axes, wire.words, word_limit(self.kept, self.ranks), renews)
 
     def _take(self, gradients: Sequence[Tensor]) -> None:
         """Adds the gradients to the residual, or with momentum the velocities."""
