@@ -11,7 +11,8 @@ With two options the seconds miss the best by up to what one block costs; the on
 others are better than in both are left out. The estimates only order what is priced as a plan afterwards.
 
 A block may be alike and stand in another place, like the last one, before the head. Taking its option back then costs
-something else than giving it to another block saves. Such blocks keep what they have, and the others mix fewer kinds.
+more than giving it to another block saves. Where that is more than a plan may be slower, no mixture with such blocks is
+within the limit: they keep what they have, and the others mix fewer kinds.
 """
 
 from bisect import bisect_right
@@ -57,7 +58,7 @@ def mixtures(kinds: Sequence[Sequence[Block]], choice: tuple[int, ...], measure:
     def changed(new: tuple[int, ...]) -> Pair:
         return _change(measure(new), (seconds, peak))
 
-    mixed = [kind for kind in kinds if kind is base or not _stands_apart(kind, block, choice, changed, limit)]
+    mixed = [kind for kind in kinds if kind is base or not _stands_apart(kind, block, choice, changed, limit - seconds)]
     named = {tuple(choice[p] for p in blocks[0]): len(blocks) for blocks in mixed}
     values = [sorted({option[k] for option in named}) for k in range(len(block))]
     differ = [k for k, found in enumerate(values) if len(found) > 1]
@@ -68,7 +69,7 @@ def mixtures(kinds: Sequence[Sequence[Block]], choice: tuple[int, ...], measure:
     peak -= sum(count * options[option][1] for option, count in named.items())
     blocks = sorted(one for kind in mixed for one in kind)
     found = [(row, seconds + t, peak + m) for row, t, m in _rows(_front(options), len(blocks), budget - peak)]
-    good = [one for one in found if one[1] <= limit * (1 + ROOM / 10) and one[2] <= budget * (1 + ROOM)
+    good = [one for one in found if one[1] <= limit and one[2] <= budget * (1 + ROOM)
             and len(set(one[0])) <= max(1, MANY_KINDS - len(kinds) + len(mixed))]
     for row, _, _ in sorted(good, key=lambda one: (len(set(one[0])), one[2] > budget, one[1])):
         new = list(choice)
@@ -78,8 +79,8 @@ def mixtures(kinds: Sequence[Sequence[Block]], choice: tuple[int, ...], measure:
         yield tuple(new)
 
 
-def _stands_apart(kind: Sequence[Block], block: Block, choice: tuple[int, ...], changed: Measure, limit: float) -> bool:
-    """Whether giving the blocks of a kind what `block` has costs else than the other way round saves."""
+def _stands_apart(kind: Sequence[Block], block: Block, choice: tuple[int, ...], changed: Measure, slack: float) -> bool:
+    """Whether giving the blocks of a kind what `block` has costs more than the other way round saves, by `slack`."""
     forth, back = list(choice), list(choice)
     for one in kind:
         for to, at in zip(one, block, strict=True):
@@ -87,7 +88,7 @@ def _stands_apart(kind: Sequence[Block], block: Block, choice: tuple[int, ...], 
     for to, at in zip(block, kind[0], strict=True):
         back[to] = choice[at]
     total = changed(tuple(forth))[0] + len(kind) * changed(tuple(back))[0]
-    return not abs(total) <= ROOM / 4 * limit
+    return not total <= slack
 
 
 def _options(block: Block, named: Mapping[Option, int], values: Sequence[Sequence[int]], differ: Sequence[int],
