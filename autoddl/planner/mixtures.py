@@ -11,8 +11,8 @@ With two options the seconds miss the best by up to what one block costs; the on
 others are better than in both are left out. The estimates only order what is priced as a plan afterwards.
 
 A block may be alike and stand in another place, like the last one, before the head. Taking its option back then costs
-more than giving it to another block saves. Where that is more than a plan may be slower, no mixture with such blocks is
-within the limit: they keep what they have, and the others mix fewer kinds.
+more than giving it to another block saves. Where that is more than a plan may be slower, such blocks keep what they
+have. The others then mix fewer kinds.
 """
 
 from bisect import bisect_right

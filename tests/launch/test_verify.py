@@ -154,7 +154,7 @@ def _without_velocities(file: str) -> None:
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("rule", ["0.05,warmup=7,momentum=0.9"], ["0.05", "0.05,warmup=1", "0.05,momentum=0.5"])
+@parametrize_or_slow("rule", ["0.05,warmup=7,falls=9,momentum=0.9"], ["0.05", "0.05,warmup=1", "0.05,momentum=0.5"])
 def test_sparse_sums_are_verified_with_their_momentum_and_a_step_of_their_warmup(tmp_path: Path, rule: str) -> None:
     factory = Factory.parse(FACTORY, {"layers": 1, "dropout": 0.1})
     (tmp_path / "slow.yaml").write_text(PAIR.replace("100 MB/s", "10 kB/s").replace("10 MFLOP/s", "1 GFLOP/s"))

@@ -136,7 +136,7 @@ def test_least_seconds_counted_so_are_those_of_a_plan_and_no_plan_has_less(name:
     model, sample = zoo.named(name, layers=1, B=8)
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,))
     task = replace(task_of(model, TWO_BY_TWO, sample, options, name, None), budget=float("inf"))
-    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), splits=splits)
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE, splits=splits)
     graph, key = parts.alone(1, 2)
     every, seconds, free = (parts.repeated, parts.behind, *PASSES, *SINGLES), [], SolvedStage(
         *parts._freely(graph, key, ONE))
