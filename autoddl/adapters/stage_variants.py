@@ -51,9 +51,9 @@ def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sampl
 
     `captures` has the module captured with one of so many microbatches; by default it is captured here.
 
-    A batch whose rows the microbatches do not divide has fewer of them. Where the schedule of `plan` has none of so few,
-    another with the same places runs them. Raises InputError where the module cannot be cut into the same stages, and where
-    no schedule runs such microbatches.
+    A batch whose rows the microbatches do not divide has fewer of them. Where the schedule of `plan` has none of so
+    few, another with the same places runs them. Raises InputError where the module cannot be cut into the same stages,
+    and where no schedule runs such microbatches.
     """
     assert plan.pipeline is not None
     name, parts = _schedule(plan, plan.pipeline, batch)

@@ -3,8 +3,8 @@
     _rejection_sample    tries until every element has its number. The patched one tries `TRIES` times for each, and
                          takes the first that is accepted
 
-A try takes three uniform numbers u, v, w. k is the concentration, and r that of the envelope (Best and Fisher, Applied
-Statistics 28, 1979). The angle is that of a wrapped Cauchy number, and is kept in proportion to the law:
+A try takes three uniform numbers u, v, w. The concentration is k, and that of the envelope is r (Best and Fisher,
+Applied Statistics 28, 1979). The angle is that of a wrapped Cauchy number, and is kept in proportion to the law:
 
     z = cos(pi u),  f = (1 + r z) / (r + z),  c = k (r - f)
     kept if c (2 - c) > v or log(c / v) + 1 >= c         angle = +- arccos(f), as w says
