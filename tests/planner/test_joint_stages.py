@@ -114,6 +114,27 @@ def test_stages_of_two_pairs_of_pipes_are_planned_and_proved(widths: tuple[int, 
     check_pipeline(plan)
 
 
+class Skips(Chain):
+    """A chain in which every block reads also what the first has made."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = x = self.blocks[0](x)
+        for block in self.blocks[1:]:
+            x = block(x) + first
+        return x.square().mean()
+
+
+def test_a_stage_that_sends_one_tensor_to_several_is_blended_with_the_others() -> None:
+    """Alone it has one stage behind it, and sends the tensor once."""
+    torch.manual_seed(0)
+    plan = autoddl.plan(Skips((64,) * 5), "examples/clusters/rehearsal-2x2-200.yaml", torch.randn(32, 64), stages=(2,),
+                        schedule=("interleaved:2",), microbatches=(2,), max_axes=1, workers=1)
+    assert plan.pipeline is not None and plan.bound <= plan.predicted.seconds
+    sends = [op for op in plan.pipeline.stages[0].plan.decisions if op.name.startswith("send.")]
+    assert len(sends) > 2, "to the stage behind it, and to those that skip"
+    check_pipeline(plan)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["zb-v", "dualpipe-v"])
 def test_stages_in_a_v_are_planned_and_proved(schedule: str) -> None:

@@ -1,6 +1,7 @@
 """Small seeded models of every family: `name(...) -> (module, sample)`; forward returns the scalar loss."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -291,9 +292,7 @@ def named(name: str, **options: Any) -> Made:
     family, _, layers = name.partition("-")
     if family in EXAMPLES:
         return example(family, **options)
-    if family in WAYS:
-        return branching(family, **options)
-    made: Callable[..., Made] = globals()[family]
+    made: Callable[..., Made] = partial(branching, family) if family in WAYS else globals()[family]
     return made(**options, **({"layers": int(layers)} if layers else {}))
 
 

@@ -14,7 +14,7 @@ from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
 from autoddl.core.recompute import blocks_of, renamed_policy
-from autoddl.core.stages import StageGraph
+from autoddl.core.stages import RECEIVE, SEND, StageGraph
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen
 from autoddl.planner.mesh_search import Found
@@ -60,13 +60,13 @@ class SolvedStages(StageUnits):
 
         _solved    stages that were solved, by structure and microbatches in flight
         _free      plans of stages without a budget, by structure and whether gathered weights stay
-        _drawn     their plans, by structure, flight, and the names of the first and the last op
+        _drawn     their plans, by structure, flight, and the names of the first op and of those that send or receive
         _prices    what is known of stages whose bytes have a price
     """
 
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
-    _drawn: dict[tuple[str, Flight, str, str], Plan] = field(default_factory=dict)
+    _drawn: dict[tuple[str, Flight, tuple[str, ...]], Plan] = field(default_factory=dict)
     _prices: StagePrices = field(default_factory=StagePrices)
 
     def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
@@ -117,7 +117,7 @@ class SolvedStages(StageUnits):
     def freely_planned(self, graph: StageGraph, flight: Flight) -> Plan:
         """The plan of a stage without a budget."""
         key, ops = self._key(graph), graph.graph.ops
-        at = key, flight, ops[0].name, ops[-1].name
+        at = key, flight, (ops[0].name, *(op.name for op in ops if op.target in (SEND, RECEIVE)))
         if at not in self._drawn:
             source, found = self._freely(graph, key, flight)
             self._drawn[at] = self._plan(source, graph, found, flight)
@@ -128,7 +128,7 @@ class SolvedStages(StageUnits):
         solved = self.solve(graph, self._key(graph), flight)
         return solved.found.solution.price if solved.binds and solved.found is not None else 0.0
 
-    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports) -> Plan | None:
+    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports | None) -> Plan | None:
         """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.
 
         Its bound stays that of the stage alone. Raises why there is none.

@@ -196,8 +196,7 @@ class StageParts(SolvedStages):
     def _counted_so(self, a: int, b: int, weights: tuple[float, ...]) -> PlanTask:
         """The task in which the seconds and messages of a stage count so."""
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
-        return replace(self.task, counts=Counts(weights[0], min(weights[1:3]), *weights[3:6]), ports=ports,
-                       copies=self.copies)
+        return replace(self.task, counts=_counts(weights), ports=ports, copies=self.copies)
 
     def count_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph, price: float
                      ) -> Plan | None:
@@ -208,6 +207,8 @@ class StageParts(SolvedStages):
         made = self.learn_priced(a, b, flight, weights, price)
         if made is None or made.candidate is None or made.solution is None:
             return None
+        if self._sends_more(a, b, stage):
+            return self.planned_for(stage, flight, price)[0]
         free = SolvedStage(*self._freely(*self.alone(a, b), flight))
         return self._plan_alone(free, stage, made.candidate, made.solution, flight)
 
@@ -233,11 +234,20 @@ class StageParts(SolvedStages):
         try:
             made = search_stage(task, graph, self.cluster, self.each, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
+            if self._sends_more(a, b, stage):
+                return self.searched_for(stage, flight, _counts(weights), None)
             if gathers_stay(at) != gathers_stay(flight):
                 made = search_stage(task, graph, self.cluster, self.each, flight, (made.candidate,))
         except Infeasible:
             return None
         return self._planned_alone(solved, stage, made, flight)
+
+    def _sends_more(self, a: int, b: int, stage: StageGraph) -> bool:
+        """Whether a stage of a pipeline sends to several others what it sends once where these are one stage.
+
+        The layouts that are found for the stage alone then say too little of it.
+        """
+        return len(stage.graph.ops) != len(self._cut(a, b).graph.ops)
 
     def bound(self, a: int, b: int, flight: Flight) -> bool:
         """Makes T and M of a stage as sharp as searches over its layouts do; returns whether they were not.
@@ -289,11 +299,16 @@ class StageParts(SolvedStages):
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""
         if (key, weights, at) in self._least:
             return False
-        counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
-        task = replace(self.task, counts=counts, budget=inf if at == ANY else self.task.budget, copies=self.copies)
+        task = replace(self.task, counts=_counts(weights), copies=self.copies,
+                       budget=inf if at == ANY else self.task.budget)
         try:
             some = ONE if at == ANY else at
             self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.each, some).bound
         except Infeasible:
             self._least[key, weights, at] = 0.0
         return True
+
+
+def _counts(weights: Weights) -> Counts:
+    """The counts of a search: backward counts by the fewer of its B and its W."""
+    return Counts(weights[0], min(weights[1:3]), *weights[3:6])
