@@ -166,7 +166,7 @@ def test_stages_of_one_rank_fit_its_budget_together() -> None:
 
 
 def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
-    _, plan, _ = _planned(4)
+    _, plan, _ = _planned(2)
     assert plan is not None
     row = plan.source["alternatives"][0]
     problem, proof = proof_from_json(row["proof"])

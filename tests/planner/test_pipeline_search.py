@@ -229,6 +229,24 @@ def test_a_stage_without_a_parameter_is_refused() -> None:
         autoddl.plan(model, FOUR, torch.randn(8, 8), stages=(4,), microbatches=(4,), cut=("1", "2", "3"), workers=1)
 
 
+class Narrowing(nn.Sequential):
+    """Layers in a row, and the mean of the last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+        return x.mean()
+
+
+def test_a_parameter_is_read_between_any_two_places() -> None:
+    """Around a nonlinearity and a narrowing it is the place where least is sent; none is before the loss alone."""
+    model = Narrowing(nn.Linear(8, 16), nn.Tanh(), nn.AvgPool1d(2), nn.Linear(8, 8), nn.Softmax(-1), nn.Linear(8, 8),
+                      nn.Tanh())
+    graph = task_of(model, FOUR, torch.randn(4, 8), PlanOptions(workers=1), "narrow", None).graph
+    ops = [op.module for op in needed_ops(graph)]
+    assert [ops[at] for at in places_of(graph, ())] == ["3", "4"]
+
+
 def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> None:
     one, (model, sample) = task(layers=1), zoo.named("gpt2", layers=1, B=8)
     found = autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("1f1b", "gpipe"), microbatches=(4,), max_axes=1,
