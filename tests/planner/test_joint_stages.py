@@ -8,8 +8,9 @@ from math import inf
 
 import pytest
 import torch
-from every_pipeline import Case, Chain, best_pipeline, random_case
+from every_pipeline import Block, Case, Chain, best_pipeline, random_case
 from sampling import parametrize_or_slow
+from torch import nn
 
 import autoddl
 from autoddl.core.errors import Infeasible
@@ -19,9 +20,9 @@ from autoddl.core.plan import Plan
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.pipeline_candidate import try_cut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch, try_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged import Staged, splits_backward
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
@@ -122,6 +123,40 @@ class Skips(Chain):
         for block in self.blocks[1:]:
             x = block(x) + first
         return x.square().mean()
+
+
+class Long(nn.Module):
+    """Narrow blocks, between the first and the last of which nothing reads what is wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wide, self.last = nn.Linear(8, 512), nn.Linear(520, 4)
+        self.blocks = nn.ModuleList(Block(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = self.wide(x)
+        x = x + wide[:, :8]
+        for block in self.blocks:
+            x = block(x)
+        found: torch.Tensor = self.last(torch.cat([x, wide], -1)).square().mean()
+        return found
+
+
+@parametrize_or_slow("schedule,parts", [("1f1b", 4)], [("zb-v", 2), ("interleaved:2", 2), ("chimera:1", 4)])
+def test_what_skips_stages_counts_once_in_the_bound(schedule: str, parts: int) -> None:
+    """It counts where it is read, and nothing where it goes from a stage to one on the same ranks."""
+    torch.manual_seed(0)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(Long(), "examples/clusters/rehearsal-4x1-20.yaml", torch.randn(256, 8), options, "long", None)
+    places, splits = places_of(task.variant(4).original, ()), splits_backward(schedule)
+    part = StageParts(task, 4, parts, 4, places, Staged(places[:3], schedule, 4).pipes, splits=splits)
+    every = [try_cut(part, schedule, cut).seconds for cut in combinations(range(1, part.units), 3)]
+    search = CutSearch(part, schedule, lambda _: None)
+    while not search.is_done:
+        search.advance(inf)
+    assert search.bound <= min(every) * (1 + 1e-9)
+    if parts == 4:
+        assert search.bound >= 0.99 * min(every), "the wide tensor has to get to the last stage"
 
 
 def test_a_stage_that_sends_one_tensor_to_several_is_blended_with_the_others() -> None:

@@ -12,7 +12,7 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, pairwise
@@ -158,7 +158,7 @@ class StageUnits:
     def _kinds(self) -> tuple[int, ...]:
         """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
         ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
-        sent, known = [(), *(tuple(sorted(one)) for one in crossing(self.graph)), ()], dict[Any, int]()
+        sent, known = [(), *(tuple(sorted(one)) for one in self._crossing), ()], dict[Any, int]()
         every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
                   self._asked(self._cut(k, k + 1)) if self._asks else ())
                  for k, (first, end) in enumerate(pairwise(ends))]
@@ -263,13 +263,42 @@ class StageUnits:
 
     @cached_property
     def transfers(self) -> tuple[float, ...]:
-        """By boundary between stages, the least seconds of a transfer over it: of what crosses where least does."""
-        sent, tensors = crossing(self.graph), self.graph.tensors
-        parts = [part_in_flight(codecs_of(self.task.options.compress, "pipeline", one.dtype), one.itemsize)
-                 for one in tensors]
-        least = min((sum(tensors[t].nbytes * parts[t] for t in sent[at - 1]) for at in self.places), default=0)
-        return tuple(transfer_seconds(self.task.cluster, self.parts, here, there, least / self.cluster.size)
-                     for here, there in pairwise(self.where))
+        """By boundary between stages, the least seconds of a transfer over it, wherever it may lie.
+
+        They are those of what the unit behind it reads, or of all that the last stage does. What only later units read
+        may be sent to a later stage, and counts there (`staged_steps.boundary_seconds`).
+        """
+        most, last = len(self.places) - (self.stages - 2), self.stages - 2
+        return tuple(min(sum(self._least_transfer(b, *sent) for sent in self._sent(k, b == last))
+                         for k in range(b, b + most)) for b in range(self.stages - 1))
+
+    def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
+        """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
+
+        Others come from there or from any stage before, perhaps from one on the same ranks.
+        """
+        found = (transfer_seconds(self.task.cluster, self.parts, here, self.where[boundary + 1],
+                                  nbytes / self.cluster.size)
+                 for here in set(self.where[boundary if is_near else 0:boundary + 1]))
+        return min(found)
+
+    def _sent(self, place: int, to_the_end: bool) -> Iterator[tuple[float, bool]]:
+        """Of each tensor that crosses a place and that the unit behind it reads, or any, the least bytes.
+
+        With them it yields whether the unit before makes it.
+        """
+        ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
+        before, at, end = ends[place], ends[place + 1], ends[-1 if to_the_end else place + 2]
+        read, near = {t for op in ops[at:end] for t in op.inputs}, {t for op in ops[before:at] for t in op.outputs}
+        for t in sorted(self._crossing[at - 1] & read):
+            one = self.graph.tensors[t]
+            codecs = codecs_of(self.task.options.compress, "pipeline", one.dtype)
+            yield one.nbytes * part_in_flight(codecs, one.itemsize), t in near
+
+    @cached_property
+    def _crossing(self) -> tuple[frozenset[int], ...]:
+        """For every position of a cut, from 1 on, the tensors that would be sent over it."""
+        return crossing(self.graph)
 
 
 def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]
