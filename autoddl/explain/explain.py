@@ -149,10 +149,11 @@ class PinPrice:
     mesh: str
 
 
-def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
+def explain(plan: Plan, names: Sequence[str] = (), count: int = 3, until: float = inf) -> Explained:
     """The seconds and bytes of `plan` by parts, and the choices of the parameters and ops that `names` match.
 
-    Prices of the `count` cheapest choices of each are exact; the others are bounds. Raises InputError for a name that
+    Prices of the `count` cheapest choices of each are exact, as far as they are found before the moment `until` of
+    `time.monotonic`, in seconds; the others are bounds. Raises InputError for a name that
     matches nothing, and MismatchError for a plan of another version.
     """
     made, predicted = rebuild(plan), plan.predicted
@@ -164,7 +165,7 @@ def explain(plan: Plan, names: Sequence[str] = (), count: int = 3) -> Explained:
     moment = row_text(made.row), problem.nbytes(choice)
     return Explained(predicted.seconds, predicted.peak_bytes, plan.budget, block_costs(made), axes,
                      _added(plan, made.pricing), moment, unruled, tried, untried,
-                     _named(made, names, count, plan.source["tolerance"]) if names else (), switch_texts(plan))
+                     _named(made, names, count, plan.source["tolerance"], until) if names else (), switch_texts(plan))
 
 
 def _added(plan: Plan, pricing: Pricing) -> float:
@@ -193,7 +194,7 @@ def _texts(variable: Variable) -> tuple[str, ...]:
     return (item.name,) if item.target == HUB else (item.name, item.module)
 
 
-def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) -> tuple[Named, ...]:
+def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float, until: float) -> tuple[Named, ...]:
     """The answer for every match; those with one pattern of names, one choice and equal bounds share an answer."""
     cost = made.problem.cost(made.choice)
     known = bounding_beliefs(made.problem, cost)
@@ -208,7 +209,7 @@ def _named(made: Rebuilt, names: Sequence[str], count: int, tolerance: float) ->
     found = []
     for members in groups.values():
         variable, chosen = made.variables[members[0]], made.choice[members[0]]
-        every = alternatives(made.problem, members[0], known, count, tolerance, (chosen, cost))
+        every = alternatives(made.problem, members[0], known, count, tolerance, (chosen, cost), until)
         others = tuple(Other(str(variable.choices[a.option]), a.seconds, a.bound) for a in every)
         target = variable.item.target if isinstance(variable.item, Op) else "parameter"
         found.append(Named(_label(variable), target, str(variable.choices[chosen]), others,

@@ -13,18 +13,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
+from time import monotonic
 
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
-from autoddl.core.problem import Problem, Solution
+from autoddl.core.problem import Problem
 from autoddl.cost_models import Cluster, Level
 from autoddl.cost_models.topologies import check_topology
-from autoddl.planner.budget_search import BudgetSearch
+from autoddl.planner.budget_search import BudgetSearch, Fitted
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.peaks import Peaks
 from autoddl.planner.question import Question, question_of, rebuild
-from autoddl.pricing.build_problem import CostNetwork
 from autoddl.search import smallest, solve
 from autoddl.search.elimination_order import plan_exact_elimination
 from autoddl.search.relaxations import HullPoint, Space
@@ -72,33 +72,44 @@ def least_bytes(problem: Problem) -> float:
     return smallest(problem)[0]
 
 
-def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None) -> tuple[PointOfBytes, ...]:
+def front_of_bytes(plan: Plan, budgets: int = BUDGETS, progress: Progress | None = None, until: float = inf
+                   ) -> tuple[PointOfBytes, ...]:
     """The front of seconds against bytes on the mesh of `plan`, the smallest plan first.
 
-    `budgets` is the number of budgets that are solved between the smallest plan and the fastest.
+    `budgets` is the number of budgets that are solved between the smallest plan and the fastest, large ones first. From
+    the moment `until` of `time.monotonic`, in seconds, no further search begins: points may be missing then.
     """
     made, tell = rebuild(plan), progress or (lambda what, done, total: None)
     free, peaks = solve(made.problem.within(None)), Peaks(made.network)
     found = [PointOfBytes(peaks.of(free.choice).nbytes, free.seconds, free.bound),
-             *_corners(made.problem.within(None), peaks)]
+             *_corners(made.problem.within(None), peaks, until)]
     least = min(point.nbytes for point in found)
-    for i in range(budgets):
-        budget = least + (found[0].nbytes - least) * i / budgets
-        tell("solving under budgets", i, budgets)
-        solution = _under(made.network, budget * (1 + 1e-12), plan.source["tolerance"])
-        if solution is not None:
-            found.append(PointOfBytes(solution.nbytes, solution.seconds, solution.bound))
+    guess: Fitted | None = None
+    for i in reversed(range(budgets)):
+        left = until - monotonic()
+        if left <= 0:
+            break
+        budget = (least + (found[0].nbytes - least) * i / budgets) * (1 + 1e-12)
+        tell("solving under budgets", budgets - 1 - i, budgets)
+        search = BudgetSearch(made.network, budget, time_limit=left if left < inf else None)
+        fitted = _under(search, guess, plan.source["tolerance"])
+        if fitted is not None:
+            guess, best = fitted, fitted.solution
+            found.append(PointOfBytes(best.nbytes, best.seconds, best.bound))
     return _undominated(found)
 
 
-def _under(network: CostNetwork, budget: float, tolerance: float) -> Solution | None:
+def _under(search: BudgetSearch, guess: Fitted | None, tolerance: float) -> Fitted | None:
+    """The fastest plan that fits; `guess` is that of another budget, whose row is likely to bind here."""
     try:
-        return BudgetSearch(network, budget).solve(None, 0.0, inf, tolerance).solution
+        if guess is None:
+            return search.solve(None, 0.0, inf, tolerance)
+        return search.solve(guess.row, guess.solution.price, inf, tolerance)
     except Infeasible:
         return None
 
 
-def _corners(problem: Problem, peaks: Peaks) -> list[PointOfBytes]:
+def _corners(problem: Problem, peaks: Peaks, until: float) -> list[PointOfBytes]:
     """The plans that are best for some price of a retained byte: corners of the hull, found between neighbours."""
     try:
         space = Space.of(problem, plan_exact_elimination(problem))
@@ -107,6 +118,8 @@ def _corners(problem: Problem, peaks: Peaks) -> list[PointOfBytes]:
     top = space.thresholds[-1]
     points = [space.point(0.0, top), space.point(float("inf"), top)]
     for _ in range(CORNERS):
+        if monotonic() >= until:
+            break
         points.sort(key=lambda p: (-p.retained, p.seconds))
         gaps = [(a, b) for a, b in pairwise(points) if a.retained > b.retained and b.seconds > a.seconds]
         gaps.sort(key=lambda gap: gap[1].retained - gap[0].retained)

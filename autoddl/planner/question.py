@@ -21,17 +21,17 @@ from autoddl.core.graph import Graph, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan, Stored
-from autoddl.core.problem import Problem
+from autoddl.core.problem import Problem, Solution
 from autoddl.core.recompute import NO_RECOMPUTE, policy_text
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.candidates import Built, Candidate, Space, build_network, space_of, under_policies
+from autoddl.planner.candidates import Built, Candidate, Space, build_network, picked, space_of, under_policies
 from autoddl.planner.mesh_search import Found, Progress, search
 from autoddl.planner.microbatch_variants import Variant, Variants
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.peaks import Peaks
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.task import PlanTask
-from autoddl.pricing.build_problem import CostNetwork, Row
+from autoddl.pricing.build_problem import CostNetwork, Row, problem_of
 from autoddl.pricing.kept_tensors import KeptTensors, with_kept_tensors
 from autoddl.pricing.lifetimes import Moment
 from autoddl.pricing.price import Pricing
@@ -267,12 +267,14 @@ def _stored(variable: Variable, one: Stored | None, sparse: bool) -> int | None:
                  if one is not None and (one.layout, one.depths, sparse) == (c.outputs[0], c.depths, c.sparse)), None)
 
 
-def space_of_plan(plan: Plan) -> tuple[Space, tuple[int, ...]]:
+def space_of_plan(plan: Plan, cluster: Cluster | None = None) -> tuple[Space, tuple[int, ...]]:
     """The space of the plan's mesh, none of it priced, and the option of every variable that the plan chose.
 
-    Raises MismatchError where its layouts are none that this AutoDDL knows.
+    Prices will be those of `cluster`, by default the plan's. Raises MismatchError where its layouts are none that this
+    AutoDDL knows.
     """
-    own = replace(question_of(plan), parts={})
+    asked = question_of(plan)
+    own = replace(asked, parts={}, cluster=cluster or asked.cluster)
     space = space_of(task_of_question(own), Candidate(plan.mesh, region_of(own.options), own.microbatches,
                                                       own.recompute, own.in_flight, own.waiting))
     return space, _choice(plan, space.variables)
@@ -283,8 +285,9 @@ def repriced(plan: Plan, cluster: Cluster) -> float:
 
     Raises MismatchError where the layouts are none that this AutoDDL knows.
     """
-    network = network_on(replace(question_of(plan), cluster=cluster), plan.mesh)
-    return network.problem(plan.budget).cost(_choice(plan, network.variables))
+    space, choice = space_of_plan(plan, cluster)
+    alone = picked(space, Solution(choice, 0.0, 0.0, 0.0, "", ""), {})
+    return problem_of(alone.pricing, alone.variables, None).cost(alone.solution.choice)
 
 
 def candidates_of(question: Question) -> list[Candidate]:

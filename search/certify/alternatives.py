@@ -9,6 +9,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 
 import numpy as np
 
@@ -64,11 +65,12 @@ def pin_option(problem: Problem, v: int, option: int) -> Problem:
 
 
 def alternatives(problem: Problem, v: int, known: Sequence[Beliefs], count: int, tolerance: float = 0.0,
-                 own: tuple[int, float] | None = None) -> tuple[Alternative, ...]:
+                 own: tuple[int, float] | None = None, until: float = math.inf) -> tuple[Alternative, ...]:
     """Every option of v: first those whose seconds are known, the best first, then the others.
 
     Under a budget the `count` best are solved, and the others at least bounded. The option of a plan at hand may be
-    given as `own`, with the seconds of that plan.
+    given as `own`, with the seconds of that plan. From the moment `until` of `time.monotonic`, in seconds, none is
+    solved any more.
     """
     bounds = option_bounds(known, v)
     found: list[Alternative] = []
@@ -79,10 +81,10 @@ def alternatives(problem: Problem, v: int, known: Sequence[Beliefs], count: int,
             found.append(Alternative(option, bound, bound))
         elif own is not None and option == own[0]:
             continue
-        elif len(exact) >= count and bound >= exact[count - 1] * (1 - tolerance):
+        elif monotonic() >= until or (len(exact) >= count and bound >= exact[count - 1] * (1 - tolerance)):
             found.append(Alternative(option, None, bound))
         else:
-            found.append(_solved(problem, v, option, tolerance))
+            found.append(_solved(problem, v, option, tolerance, until))
     if own is not None and problem.budget is not None:
         found.append(Alternative(own[0], own[1], min(float(bounds[own[0]]), own[1])))
     return tuple(sorted(found, key=_rank))
@@ -92,10 +94,11 @@ def _rank(one: Alternative) -> tuple[bool, float, int]:
     return one.seconds is None, one.bound if one.seconds is None else one.seconds, one.option
 
 
-def _solved(problem: Problem, v: int, option: int, tolerance: float) -> Alternative:
-    """Solves the problem with the option pinned."""
+def _solved(problem: Problem, v: int, option: int, tolerance: float, until: float) -> Alternative:
+    """Solves the problem with the option pinned, until about that moment."""
+    limit = None if until == math.inf else until - monotonic()
     try:
-        solution = solve(pin_option(problem, v, option), tolerance=tolerance)
+        solution = solve(pin_option(problem, v, option), time_limit=limit, tolerance=tolerance)
     except Infeasible:
         return Alternative(option, math.inf, math.inf)
     return Alternative(option, solution.seconds, solution.bound)

@@ -10,12 +10,15 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from html.parser import HTMLParser
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import pytest
 from shell import FACTORY, LAPTOP, PAIR, shell
 
+from autoddl.cli.page.document import document
+from autoddl.cli.page.facts import facts_of
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.record import Event, Record, RecordedStep, header_text, own_seconds, read_record, step_text
@@ -106,7 +109,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
                  "--mesh", "machine=2,pair=2", "--pin", "blocks.*.up.weight: pair=S(0)",
                  "--pin", "head.weight: machine=S(1)", "-o", str(made / "plan.json")).code == 0
     recorded(load_plan(made / "plan.json"), made / "record.jsonl")
-    said = shell("report", str(made / "plan.json"), "--record", str(made / "record.jsonl"))
+    said = shell("report", str(made / "plan.json"), "--record", str(made / "record.jsonl"), "--limit", "1000")
     assert said.code == 0 and said.out == f"written: {made / 'plan.html'}\n"
     return made
 
@@ -240,6 +243,18 @@ def test_quick_leaves_out_what_is_searched_for(plain: Path) -> None:
     assert "front" not in sources and "more" not in sources and {"step", "worth", "splits"} <= sources
 
 
+def test_searches_that_are_ended_leave_points_and_exact_prices_out_and_say_so(plain: Path) -> None:
+    facts, whole = (facts_of(load_plan(plain / "plan.json"), limit=limit) for limit in (1e-9, 1e9))
+    assert facts.front and len(facts.front) <= len(whole.front)
+    assert all(any(a.nbytes >= b.nbytes and a.seconds >= b.seconds for b in whole.front) for a in facts.front)
+    assert facts.explained is not None and whole.explained is not None
+    for one, other in zip(facts.explained.named, whole.explained.named, strict=True):
+        exact = {row.layouts: row for row in other.others}
+        assert all(row.bound <= exact[row.layouts].bound * (1 + 1e-12) for row in one.others)
+        assert {row.layouts for row in one.others if row.seconds is not None and isfinite(row.bound)} == {one.chosen}
+    assert document(facts).count("Searches were ended after") == 2 and "were ended" not in document(whole)
+
+
 def test_a_stage_has_a_page_of_its_own(staged: Path) -> None:
     out = staged / "stage.html"
     assert shell("report", str(staged / "plan.json"), "--stage", "1", "--quick", "-o", str(out)).code == 0
@@ -250,6 +265,7 @@ def test_bad_input_gets_one_line(plain: Path, staged: Path) -> None:
     for args, says in (((plain / "plan.json", "--record", staged / "record.jsonl"), "the record is of another plan"),
                        ((plain / "plan.json", "--record", plain / "none"), "cannot read the record"),
                        ((plain / "plan.json", "-o", plain / "no" / "x.html"), "no"),
+                       ((plain / "plan.json", "--quick", "--limit", "9"), "--limit 9 is about: drop one"),
                        ((plain / "plan.json", "--stage", "0"), "has no stages")):
         said = shell("report", *map(str, args))
         assert said.code == 2 and len(said.err.splitlines()) == 1 and says in said.err and not said.out

@@ -44,7 +44,14 @@ def other_choices(facts: Facts) -> Html:
                        table(("stages", "schedule", "microbatches", "best", "no less than", ""), rows))
     tables = [_named(one, i, facts.explained.seconds) for i, one in enumerate(facts.explained.named)]
     return section("Alternatives", "For the largest parameters every other layout, with the seconds of the best whole "
-                   "plan that has it.", *tables or [element("p", "Not asked for: leave --quick out.")])
+                   "plan that has it.", *_ended(facts), *tables or [element("p", "Not asked for: leave --quick out.")])
+
+
+def _ended(facts: Facts) -> list[Html]:
+    """A line on searches that were ended, if any were."""
+    said = f"Searches were ended after {show_seconds(facts.ended)}, so some may be missing or less exact; give them " \
+           "more by --limit SECONDS."
+    return [element("p", said, class_="note")] * bool(facts.ended)
 
 
 def _named(one: Named, i: int, whole: float) -> Html:
@@ -73,7 +80,8 @@ def front(facts: Facts) -> Html:
              "" if one.bound is None else seconds(one.bound, f"front/{i}/bound")) for i, one in enumerate(found)]
     own = facts.plan.predicted.peak_bytes, facts.plan.predicted.seconds
     return section("Seconds against memory", "Each point is the fastest plan of so many bytes, the ring this plan.",
-                   points([one.nbytes for one in found], [one.seconds for one in found], tips, own, "front"),
+                   *_ended(facts), points([one.nbytes for one in found], [one.seconds for one in found], tips, own,
+                                          "front"),
                    table(("bytes a rank", "seconds", "no less than"), rows))
 
 

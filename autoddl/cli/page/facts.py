@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Any
 
 from autoddl.core.graph import Kind, graph_from_text
@@ -20,7 +21,10 @@ from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.memory_line import MemoryLine
 from autoddl.schedule.timeline import PredictedStep
 
-__all__ = ["Facts", "facts_of", "largest_first"]
+__all__ = ["LIMIT", "Facts", "facts_of", "largest_first"]
+
+LIMIT = 20.0
+"""Seconds for the searches of a page."""
 
 LARGEST = 4
 """Parameters whose alternatives are priced: those of most bytes, patterns of names counted once."""
@@ -52,10 +56,16 @@ class Facts:
     """What one per cent of each resource is worth."""
     compared: Compared | ComparedStages | None
     """The comparison with a record."""
+    ended: float = 0.0
+    """Seconds after which searches for the front and for prices of alternatives were ended; 0 where none was."""
 
 
-def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, progress: Progress | None = None) -> Facts:
+def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, progress: Progress | None = None,
+             limit: float = LIMIT) -> Facts:
     """The facts of a plan; `quick` leaves out what needs searches: the front and exact prices of alternatives.
+
+    These searches end after about `limit` seconds, a third of them for alternatives; what is not found by then is left
+    out. What more memory is worth is left out where it takes a search of the whole space.
 
     Raises InputError for a plan that does not keep its question, and MismatchError for a record of another plan.
     """
@@ -69,12 +79,15 @@ def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, prog
     step = foreseen(plan)
     memory = foreseen_bytes(plan, step)
     tell("pricing what one per cent is worth", 1, 4)
-    worth = sensitivities(plan, searching=not quick)
+    worth = sensitivities(plan, searching=False)
     tell("pricing alternatives", 2, 4)
-    explained = explain(plan, () if quick else _largest(plan), 2)
+    began = monotonic()
+    explained = explain(plan, () if quick else _largest(plan), 2, began + limit / 3)
+    priced = monotonic()
     tell("finding the front, which takes a search for each point and which --quick leaves out", 3, 4)
-    front = () if quick else front_of_bytes(plan, 4)
-    return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared)
+    front = () if quick else front_of_bytes(plan, 4, until=began + limit)
+    ended = limit if not quick and (priced > began + limit / 3 or monotonic() > began + limit) else 0.0
+    return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared, ended)
 
 
 def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:
