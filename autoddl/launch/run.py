@@ -88,9 +88,16 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     found = _join(job, plans, tell) if is_rank() else _start(job, plans, tell)
     if found is None:
         return None
-    missed = "" if offered_switches() else not_offered(plan)
+    notes = over_gloo(plan), "" if offered_switches() else not_offered(plan), _twice(plan)
     return TrainingResult(tuple(found["losses"]), found["step_seconds"], found["predicted_seconds"], found["ranks"],
-                          found["record"], found["first"], "; ".join(filter(None, (over_gloo(plan), missed))))
+                          found["record"], found["first"], "; ".join(filter(None, notes)))
+
+
+def _twice(plan: Plan) -> str:
+    """Says that the sums of a plan have a momentum besides that of AdamW; empty where they have none."""
+    momentum = max((one.momentum for one in plan.sparse_sums.values()), default=0.0)
+    return (f"sparse sums had a momentum of {momentum:g} and AdamW one of its own: SGD without momentum, in a loop of "
+            "your own, is what they are for") if momentum else ""
 
 
 def _check_cluster(plan: Plan, path: Path) -> None:

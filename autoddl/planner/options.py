@@ -22,7 +22,7 @@ from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
 from autoddl.operators.expert_sizes import BALANCED
-from autoddl.pricing.optimizers import OPTIMIZERS, optimizer_of
+from autoddl.pricing.optimizers import OPTIMIZERS, OWN_MOMENTUM, optimizer_of
 from autoddl.search import SOLVERS
 
 __all__ = ["Options", "PlanOptions", "documented"]
@@ -182,6 +182,9 @@ class PlanOptions:
                              "chosen by its time line: leave overlap out")
         object.__setattr__(self, "recompute", _policies(self.recompute))
         optimizer_of(self.optimizer)
+        if self.sparse is not None and SparseRule.parse(self.sparse).momentum and self.optimizer in OWN_MOMENTUM:
+            raise InputError(f"sparse '{self.sparse}' sums velocities in place of gradients, and optimizer "
+                             f"{self.optimizer} has a momentum of its own: take sgd, or leave the momentum out here")
         object.__setattr__(self, "precision", str(Precision.parse(self.precision)))
         if self.solver not in SOLVERS:
             raise InputError(f"there is no solver {self.solver!r}; there are {', '.join(SOLVERS)}")

@@ -20,7 +20,7 @@ from autoddl.core.graph import Tensor
 from autoddl.core.names import near_names
 from autoddl.cost_models import Device, elementwise_seconds, parse_quantity
 
-__all__ = ["OPTIMIZERS", "Optimizer", "optimizer_of"]
+__all__ = ["OPTIMIZERS", "OWN_MOMENTUM", "Optimizer", "optimizer_of"]
 
 ITERATIONS = 5
 """Newton-Schulz iterations of an update of Muon."""
@@ -70,6 +70,9 @@ class Optimizer:
 OPTIMIZERS = {"sgd": Optimizer(0), "sgd-momentum": Optimizer(1), "momentum": Optimizer(1), "adam": Optimizer(2),
               "adamw": Optimizer(2), "adafactor": Optimizer(factored=True), "muon": Optimizer(1, orthogonal=True)}
 """Optimizers by name."""
+
+OWN_MOMENTUM = ("sgd-momentum", "momentum", "muon")
+"""Those that sum velocities as sparse sums with momentum do, which then count twice."""
 
 
 def optimizer_of(text: str) -> Optimizer:

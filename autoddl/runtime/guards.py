@@ -1,6 +1,7 @@
 """Refuses what a planned model cannot do, with the way out: in place of errors from inside of torch, or wrong numbers.
 
-    guard_optimizers    optimizers of torch whose update is not made for parameters in pieces, before their first step
+    guard_optimizers    optimizers of torch whose update is not made for parameters in pieces, or whose momentum sparse
+                        sums have already, before their first step
     guard_placement     `.to`, `.double` and the like, which would give the module's parameters other memory
     check_state_dict    states that are not this model's: names, shapes, forms
     StepLoss            `backward` of the loss of a step, which has run already; CallLoss: that of a call
@@ -39,18 +40,29 @@ WHOLE = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.LBFGS)
 UNFUSED = (torch.optim.SGD, torch.optim.Adagrad)
 
 
-def guard_optimizers(owner: object, parameters: Iterable[Tensor]) -> None:
-    """While `owner` lives, an optimizer that cannot update one of its `parameters` raises InputError as it steps."""
-    mine = {id(p) for p in parameters if isinstance(p, DTensor)}
-    if not mine:
+def guard_optimizers(owner: object, parameters: Iterable[Tensor], momentum: float = 0.0) -> None:
+    """While `owner` lives, an optimizer that cannot update one of its `parameters` raises InputError as it steps.
+
+    With the `momentum` of sparse sums, so does one that has a momentum of its own.
+    """
+    pieces, mine = set[int](), set[int]()
+    for parameter in parameters:
+        (pieces if isinstance(parameter, DTensor) else mine).add(id(parameter))
+    mine |= pieces
+    if not (pieces or momentum):
         return
     seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
     def check(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if optimizer not in seen:
             for group in optimizer.param_groups:
-                if any(id(p) in mine for p in group["params"]):
+                here = {id(p) for p in group["params"]}
+                if here & pieces:
                     _check(optimizer, bool(group.get("fused")))
+                if here & mine and momentum and group.get("momentum"):
+                    raise InputError(f"the plan's sparse sums have a momentum of {momentum:g}, and "
+                                     f"{type(optimizer).__name__} one of {group['momentum']:g} besides: give it "
+                                     "momentum=0, or plan with --sparse without momentum")
             seen.add(optimizer)
 
     weakref.finalize(owner, register_optimizer_step_pre_hook(check).remove)

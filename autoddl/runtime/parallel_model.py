@@ -95,7 +95,7 @@ class ParallelModel:
         self.steps, self.copies = 0, frozenset[str]()
         self._compared: int | None = None
         self._seen = SeenBatches()
-        guard_optimizers(self, module.parameters())
+        guard_optimizers(self, module.parameters(), max((one.momentum for one in plan.sparse_sums.values()), default=0))
         guard_placement(module, device)
 
     def __repr__(self) -> str:

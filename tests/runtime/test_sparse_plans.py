@@ -13,10 +13,13 @@ from torch import nn
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, as_sample, parted
+from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster
 from autoddl.launch.check import mismatches
+from autoddl.planner.options import PlanOptions
 from autoddl.runtime.checkpoints import checkpoint
+from autoddl.runtime.guards import guard_optimizers
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
 SLOW = """name: slow
@@ -84,6 +87,20 @@ def test_a_sparse_plan_sends_and_keeps_the_whole_gradient(seed: int, parts: int,
     first: dict[object, torch.Tensor] = {}
     for one in found:
         assert all(torch.equal(g, first.setdefault(at, g)) for at, g in one["alike"].items()), "copies are the same"
+
+
+def test_momentum_of_sums_and_of_the_optimizer_together_are_refused() -> None:
+    with pytest.raises(InputError, match=r"sums velocities.*sgd-momentum has a momentum of its own: take sgd"):
+        PlanOptions(sparse="0.1,momentum=0.9", optimizer="sgd-momentum")
+    assert PlanOptions(sparse="0.1,momentum=0.9", optimizer="sgd").sparse == "0.1,momentum=0.9"
+    owner, weight = nn.Linear(2, 2), nn.Parameter(torch.ones(2))
+    guard_optimizers(owner, [weight], 0.9)
+    weight.grad = torch.ones(2)
+    for optimizer in (torch.optim.SGD([weight], 0.1), torch.optim.AdamW([weight])):
+        optimizer.step()
+    torch.optim.SGD([nn.Parameter(torch.ones(2))], 0.1, momentum=0.9).step()
+    with pytest.raises(InputError, match=r"sparse sums have a momentum of 0.9, and SGD one of 0.8.*give it momentum=0"):
+        torch.optim.SGD([weight], 0.1, momentum=0.8).step()
 
 
 def test_a_model_alone_has_no_residual() -> None:
