@@ -2,6 +2,7 @@
 first."""
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def test_torch_reads_every_kind_of_tensor(tmp_path: Path, monkeypatch: pytest.Mo
     state: dict[str, Any] = {"turned": values(torch.float32, (4, 6)).t(), "part": values(torch.float64, (9, 3))[2:5],
                              "text": "words", "one": torch.tensor(7), "none": torch.empty(0, 2),
                              "wide": values(torch.bfloat16, (64, 8))}
+    write(state, tmp_path / "one", "one")
+    found = read_by_torch(tmp_path / "one", state)
+    assert found.pop("text") == "words" and all(torch.equal(value, state[name]) for name, value in found.items())
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_what_the_system_takes_in_part_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "AT_ONCE", 3)
+    monkeypatch.setattr(os, "writev", lambda number, parts: os.write(number, b"".join(parts)[:5]))
+    state: dict[str, Any] = {"a": values(torch.float32, (5, 3)), "none": torch.empty(0),
+                             "b": values(torch.int64, (2,)), "text": "words"}
     write(state, tmp_path / "one", "one")
     found = read_by_torch(tmp_path / "one", state)
     assert found.pop("text") == "words" and all(torch.equal(value, state[name]) for name, value in found.items())
@@ -143,7 +155,7 @@ def kept_after_a_failure(folder: str, mesh: str) -> list[bool]:
         model.step(sample)
         optimizer.step()
         if number % 2 == 0 and model.groups.rank == model.plan.mesh.size - 1:
-            CheckpointWriter._write = full  # type: ignore[method-assign]
+            CheckpointWriter._write = full  # type: ignore[method-assign, assignment]
         keeper.after_step(model, optimizer)
         try:
             keeper.finish()
@@ -158,7 +170,7 @@ def kept_after_a_failure(folder: str, mesh: str) -> list[bool]:
     return [torch.equal(p, q) for p, q in zip(again.parameters(), model.parameters(), strict=True)]
 
 
-def full(self: CheckpointWriter, item: WriteItem, planner: object, file: object) -> None:
+def full(self: CheckpointWriter, item: WriteItem, planner: object, file: object) -> int:
     raise OSError(28, "No space left on device")
 
 
