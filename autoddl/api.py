@@ -88,13 +88,16 @@ def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> P
 @documented
 @pause_gc()
 def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *, name: str = "",
-         factory: Mapping[str, Any] | None = None, progress: Progress | None = None, **options: Unpack[Options]
-         ) -> Plan:
+         factory: Mapping[str, Any] | None = None, progress: Progress | None = None, samples: Sequence[object] = (),
+         **options: Unpack[Options]) -> Plan:
     """The fastest plan for `model` on `cluster`, under the performance model.
 
     The cluster is a file or a Cluster. The sample has the arguments of one call of the model: a tensor, a tuple or a
     dict of keywords. Without it, the model's own `example_inputs` are taken. The plan keeps `name` and `factory`. Every
     stage calls `progress(what, done, total)`.
+
+    `samples` are batches of other shapes that will come, such as one of each length. The plan is that of the largest
+    batch; the others have programs of their own that store the same pieces, and fit the budget too.
 
     Under a binding budget the search stops at a proven gap of `tolerance`. An interrupt ends it with the best plan so
     far and the bound that holds then. With several microbatches, layouts and sample of the plan are those of one
@@ -110,6 +113,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     """
     asked = PlanOptions.of(options)
     check_used(asked, given_options(asked))
+    if samples:
+        return _of_samples(model, cluster, (sample, *samples), name, factory, progress, options)
     if progress:
         progress("capturing the model", 0, 1)
     task = task_of(model, cluster, sample, asked.configured(), name, factory)
@@ -120,6 +125,21 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
     if task.options.stages != (1,):
         return staged_plan(task, _undrawn if 1 in task.options.stages else None, progress)
     return plan_without_stages(task, progress)
+
+
+def _of_samples(model: "nn.Module", cluster: str | Path | Cluster, samples: Sequence[object], name: str,
+                factory: Mapping[str, Any] | None, progress: Progress | None, options: Options) -> Plan:
+    """The plan of the largest batch, with what the others take."""
+    from autoddl.sampled import by_size, with_samples
+
+    if PlanOptions.of(options).configured().stages != (1,):
+        raise InputError("samples are planned for without stages: leave stages out, or name the samples when the plan "
+                         "runs, by autoddl.parallelize(model, plan, samples=[...])")
+    largest, *others = by_size(model, samples)
+    found = plan(model, cluster, largest, name=name, factory=factory, progress=progress, **options)
+    if progress:
+        progress("planning for the other samples", 0, 1)
+    return with_samples(found, model, others, plan_without_stages)
 
 
 @pause_gc()

@@ -15,37 +15,29 @@ from difflib import SequenceMatcher
 from torch import nn
 
 from autoddl.capture.capture import Captured
-from autoddl.capture.sample import Sample, parted
+from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline import Schedule
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.stages import StageGraph, cut_graph
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import pins_of_layouts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, solve_stages
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.task import task_of
+from autoddl.sampled import divides
 
-__all__ = ["divides", "staged_variant"]
+__all__ = ["staged_variant"]
 
 
 LIKE = ("1f1b", "zb-v")
 """Schedules of fewer microbatches than zb-h1 and zb-h2, or dualpipe-v, with the same places of stages."""
 
 
-def divides(batch: Sample, microbatches: int) -> bool:
-    """Whether the rows of a batch make so many microbatches."""
-    try:
-        parted(batch, microbatches)
-    except InputError:
-        return False
-    return True
-
-
-def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sample, options: PlanOptions,
+def staged_variant(module: nn.Module, plan: Plan, batch: Sample, options: PlanOptions,
                    captures: Callable[[int], Captured] | None = None) -> Plan:
     """A plan with the stages of `plan`, for `module` on such a batch; `options` are those of every stage but its mesh.
 
@@ -56,6 +48,7 @@ def staged_variant(module: nn.Module, plan: Plan, cluster: Cluster, batch: Sampl
     and where no schedule runs such microbatches.
     """
     assert plan.pipeline is not None
+    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
     name, parts = _schedule(plan, plan.pipeline, batch)
     task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None,
                    captures)

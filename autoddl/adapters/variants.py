@@ -15,7 +15,6 @@ import gc
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autoddl.adapters.stage_variants import divides, staged_variant
+from autoddl.adapters.stage_variants import staged_variant
 from autoddl.api import plan_without_stages
 from autoddl.capture.arguments import check_arguments, said_kind
-from autoddl.capture.capture import Captured, capture
-from autoddl.capture.sample import Sample, parted
+from autoddl.capture.capture import Captured
+from autoddl.capture.sample import Sample, from_spec
 from autoddl.capture.wrappers import check_wrappers
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.plan import Plan, parse_plan
 from autoddl.core.precision import Precision
-from autoddl.cost_models import parse_cluster
-from autoddl.planner.options import Options, PlanOptions
-from autoddl.planner.pins import pins_of_layouts
-from autoddl.planner.task import task_of
+from autoddl.planner.options import PlanOptions
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
 from autoddl.runtime.parallelize import parallelize as run_plan
+from autoddl.sampled import capturing, divides, variant, variant_options
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
 
@@ -86,6 +83,8 @@ def with_variants(model: nn.Module, plan: Plan, sample: object = None, *, weight
     check_wrappers(model)
     planner = _Planner(_without_values(model), plan)
     parallel = run_plan(model, plan, sample, planner=planner, fill=weights is None, **how)
+    for said in plan.source.get("samples", ()):
+        parallel.expect(from_spec(said["sample"], "meta"))
     for one in samples:
         parallel.prepare(one)
     if weights is not None:
@@ -128,12 +127,7 @@ class _Planner:
 
     def __call__(self, batch: Sample, training: bool) -> tuple[Captured, Plan]:
         module = self.module if training else copy.deepcopy(self.module).eval().requires_grad_(False)
-        precision = Precision.parse(self.plan.precision)
-
-        @cache
-        def captures(microbatches: int) -> Captured:
-            return capture(module, parted(batch, microbatches), precision)
-
+        captures = capturing(module, batch, Precision.parse(self.plan.precision))
         plan = self._planned(module, batch, captures, training)
         return captures(plan.microbatches), plan
 
@@ -148,7 +142,7 @@ class _Planner:
                 found = {"error": str(error)}
         else:
             with suppress(AutoDDLError):  # of which rank 0 tells; it plans meanwhile
-                captures(_counts(batch, self.plan.microbatches)[-1])
+                captures(self.plan.microbatches if divides(batch, self.plan.microbatches) else 1)
         found = found if alone else first_value(found)
         if "error" in found:
             what = "a batch of this shape" if training else "evaluation"
@@ -156,24 +150,11 @@ class _Planner:
         return parse_plan(found["plan"], "the plan of rank 0")
 
     def _search(self, module: nn.Module, batch: Sample, captures: _Captures, training: bool) -> Plan:
-        plan = self.plan
-        source = plan.source if plan.pipeline is None else {**plan.pipeline.stages[0].plan.source, **plan.source}
-        if "cluster" not in source or (plan.pipeline is not None and "graph" not in source):
-            raise InputError("the plan does not say its cluster and its graph: make it by autoddl.plan")
-        cluster = parse_cluster(source["cluster"], "the plan's cluster")
-        options: Options = {
-            "budget": plan.budget - (0 if training else plan.predicted.nbytes.get("optimizer", 0)),
-            "precision": plan.precision, "tolerance": source.get("tolerance", 1e-3), "workers": 1,
-            "optimizer": source.get("optimizer", "adamw"),
-            "recompute": tuple(source.get("recompute", ("none",))) if training else ("none",)}
-        if plan.pipeline is not None:
-            return staged_variant(module, plan, cluster, batch, PlanOptions.of(options), captures)
-        options |= {"mesh": str(plan.mesh), "pins": pins_of_layouts(plan, captures(1).graph),
-                    "microbatches": _counts(batch, plan.microbatches)}
-        return plan_without_stages(task_of(module, cluster, batch, PlanOptions.of(options).configured(), "", None,
-                                           captures))
-
-
-def _counts(batch: Sample, microbatches: int) -> tuple[int, ...]:
-    """The numbers of microbatches to try: one, and that of the plan where it divides the batch."""
-    return tuple(sorted({1, microbatches} if divides(batch, microbatches) else {1}))
+        plan, options = self.plan, variant_options(self.plan)
+        if not training:
+            options |= {"budget": plan.budget - plan.predicted.nbytes.get("optimizer", 0), "recompute": ("none",)}
+        if plan.pipeline is None:
+            return variant(plan, module, batch, captures, options, plan_without_stages)
+        if "graph" not in plan.source:
+            raise InputError("the plan does not say its graph: make it by autoddl.plan")
+        return staged_variant(module, plan, batch, PlanOptions.of(options), captures)

@@ -50,6 +50,8 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
                                              "beside -o")] = 0,
          measure: Annotated[int, typer.Option("--measure-first", min=0, metavar="N", help="name the N cheapest runs "
                                               "that would most narrow the choice, their plans beside -o")] = 0,
+         samples: Annotated[str | None, typer.Option(metavar="FILE.py:FACTORY", help="a function that returns a list "
+                                                     "of batches of other shapes that will come")] = None,
          compiled: Compiled = False, software: SoftwareName = None, profile: ProfilePath = None,
          as_json: AsJson = False) -> None:
     """Find the best configuration of a model on a cluster."""
@@ -70,7 +72,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
         model, sample = _shaped(made)
         try:
             found = find(model, place.cluster, sample, name=made.name, factory=made.to_json(), progress=progress,
-                         **options.words())
+                         samples=_batches(samples), **options.words())
         except Infeasible as error:
             if relax:
                 from autoddl.explain.relax import relaxations
@@ -86,6 +88,17 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
         if measure:
             return show_first(found, place, made, output, measure, options, as_json)
     show(*as_run(found), as_json)
+
+
+def _batches(text: str | None) -> list[Any]:
+    """The batches that the function of `--samples` returns. Raises InputError where it returns no list."""
+    if text is None:
+        return []
+    found = Factory.parse(text).function()()
+    if not isinstance(found, list | tuple) or not found:
+        raise InputError(f"--samples {text} returned {type(found).__name__}: it returns a list of batches, each as the "
+                         "factory of the model gives its own")
+    return list(found)
 
 
 def _save_spares(found: Plan, lost: int, output: Path) -> None:

@@ -145,6 +145,10 @@ class ParallelModel:
             found = one._evaluate(pieces, Asked(tuple(others), whole))
             return found[LOSS].as_subclass(CallLoss) if outputs is None else {k: found[n] for k, n in asked.items()}
 
+    def expect(self, batch: object) -> None:
+        """From now on, batches of the shapes of this one are planned when they first come; nothing is planned now."""
+        self._sampled.add(self.batches()[0].shapes(batch))
+
     def prepare(self, batch: object) -> "ParallelModel":
         """Plans the program that trains on batches of the shapes of this one; every rank calls it.
 

@@ -296,6 +296,16 @@ def test_progress_says_when_ranks_start_and_a_run_that_they_talk_by_another_libr
     assert "priced for NCCL" in plan_tables.text(plan_tables.training_table(ran))
 
 
+def test_samples_of_other_shapes_come_from_a_file(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "shapes.py"
+    file.write_text("import torch\n\ndef lengths():\n    short = torch.zeros(8, 4, dtype=torch.int64)\n"
+                    "    return [(short, short)]\n\ndef none():\n    return 3\n")
+    said = shell("plan", FACTORY, str(folder / "1.yaml"), "--set", "layers=1", "--samples", f"{file}:lengths")
+    assert said.code == 0 and re.search(r"also for +a batch of \[8, 4\] and \[8, 4\], ", said.out), said
+    refused(shell("plan", FACTORY, str(folder / "1.yaml"), "--samples", f"{file}:none"),
+            "returned int: it returns a list of batches")
+
+
 def test_a_plan_for_another_model(folder: Path) -> None:
     refused(shell("verify", str(folder / "plan-2.json"), FACTORY, "--set", "width=8"), "another model")
     with pytest.raises(MismatchError, match="another model"):

@@ -1,5 +1,6 @@
 """One plan trains on batches of several shapes, and evaluates: with the same pieces, as one process does."""
 
+import re
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from autoddl.api import plan
 from autoddl.capture import capture as capturing
 from autoddl.capture.capture import capture
 from autoddl.capture.sample import Sample
+from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
@@ -119,6 +121,30 @@ class Deep(nn.Module):
         return x.square().mean() + (x.abs().mean() if self.training else 0)
 
 
+def test_a_plan_for_samples_is_that_of_the_largest_and_the_others_fit_its_budget() -> None:
+    place, lengths = cluster_of("a=2"), (4, 6)
+    both = plan(Series().double(), place, batch(lengths[0]), samples=[batch(lengths[1])], workers=1)
+    alone = plan(Series().double(), place, batch(lengths[1]), workers=1)
+    (other,) = both.source["samples"]
+    assert both.predicted == alone.predicted and both.decisions == alone.decisions
+    assert other["sample"]["args"][0]["tensor"][1] == lengths[0] and other["seconds"] < both.predicted.seconds
+    assert 0 < other["peak_bytes"] <= both.budget
+    text = plan_tables.text(plan_tables.plan_table(both))
+    assert re.search(r"also for +a batch of \[8, 4, 12\] and \[8\], ", text)
+    with pytest.raises(InputError, match=r"samples are planned for without stages: leave stages out"):
+        plan(Series().double(), place, batch(4), samples=[batch(6)], stages=(2,), microbatches=(2,), workers=1)
+
+
+def test_what_a_plan_was_made_for_is_planned_when_it_first_comes() -> None:
+    made = plan(Series().double(), cluster_of("a=1"), batch(6), samples=[batch(4)], workers=1)
+    parallel = parallelize(Series().double(), made)
+    assert len(parallel.programs()) == 1
+    plain = Series().double()(*batch(4))["loss"].detach()
+    assert abs(float(parallel.step(batch(4)) - plain)) < 1e-12 and len(parallel.programs()) == 2
+    with pytest.raises(MismatchError, match=r"pad or cut dim 1"):
+        parallel.step(batch(ODD))
+
+
 def rows_of(number: int) -> Tensor:
     return torch.linspace(-1, 1, 8 * number, dtype=torch.float64).view(number, 8)
 
@@ -130,8 +156,7 @@ def scheduled(name: str) -> Plan:
 
 
 def with_rows(name: str, rows: int) -> Plan:
-    return staged_variant(Deep().double(), scheduled(name), cluster_of("a=2"), Sample((rows_of(rows),), {}),
-                          PlanOptions(workers=1))
+    return staged_variant(Deep().double(), scheduled(name), Sample((rows_of(rows),), {}), PlanOptions(workers=1))
 
 
 @parametrize_or_slow("name,rows,found", [("chimera:1", 6, ("chimera:1", 2))], [

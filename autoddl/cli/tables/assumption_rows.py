@@ -1,8 +1,10 @@
 """The rows of a plan's figures: what it takes for granted, how fast it trains, and what looks like a mistake."""
 
+from typing import Any
+
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
-from autoddl.cost_models import parse_cluster, show_bytes
+from autoddl.cost_models import parse_cluster, show_bytes, show_seconds
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
 from autoddl.explain.switch_facts import switch_texts
@@ -39,6 +41,8 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if not recompute_of(plan):
         said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
+    rows += [("also for", f"a batch of {_shapes(one['sample'])}, {show_seconds(one['seconds'])} a step and "
+                          f"{show_bytes(one['peak_bytes'])} at the peak") for one in plan.source.get("samples", ())]
     if plan.backend not in EXECUTABLE:
         rows.append(("not run", over_text(plan.backend)))
     if speed := throughput(plan):
@@ -52,6 +56,14 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
             rows.append(("unusual", f"a budget of {show_bytes(plan.budget)} is more than the {show_bytes(most)} that a "
                                     f"{cluster.device.name} has: such a plan may not run"))
     return rows
+
+
+def _shapes(sample: Any) -> str:
+    """The shapes of the tensors of a described sample."""
+    if isinstance(sample, dict) and "tensor" in sample:
+        return str(sample["tensor"])
+    parts = sample.values() if isinstance(sample, dict) else sample if isinstance(sample, list) else ()
+    return " and ".join(filter(None, map(_shapes, parts)))
 
 
 def over_text(backend: str) -> str:

@@ -1,0 +1,99 @@
+"""Plans for batches of several shapes: one plan of the largest, and programs of the others that store the same pieces.
+
+    plan of the largest batch  ->  for each other shape, a search on its mesh with every stored layout pinned
+
+Each has to fit the budget of the plan. What each takes is kept in the plan's `source`: `samples`, a list of
+
+    {"sample": the global batch as `capture.sample` describes it, "seconds": of a step, "peak_bytes": of a rank}
+
+The search itself is given as `find`, which is that of plans without stages (`api.plan_without_stages`).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+from math import prod
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.sample import Sample, as_sample, describe, parted, sample_for
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.plan import Plan
+from autoddl.core.precision import Precision
+from autoddl.cost_models import parse_cluster, show_bytes
+from autoddl.planner.options import Options, PlanOptions
+from autoddl.planner.pins import pins_of_layouts
+from autoddl.planner.task import PlanTask, task_of
+
+__all__ = ["by_size", "capturing", "divides", "variant", "variant_options", "with_samples"]
+
+Find = Callable[[PlanTask], Plan]
+
+
+def by_size(model: nn.Module, batches: Sequence[object]) -> list[Sample]:
+    """The batches, that of most elements first; None stands for the model's own."""
+    samples = [sample_for(model) if one is None else as_sample(one) for one in batches]
+    return sorted(samples, key=lambda one: -sum(prod(t.shape) for t in _tensors(one)))
+
+
+def _tensors(sample: Sample) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves((sample.args, dict(sample.kwargs))) if isinstance(leaf, Tensor)]
+
+
+def with_samples(plan: Plan, module: nn.Module, batches: Sequence[Sample], find: Find) -> Plan:
+    """The plan, which says what a program of each other batch takes. Raises InputError where one does not fit."""
+    rows, precision = [], Precision.parse(plan.precision)
+    for batch in batches:
+        try:
+            other = variant(plan, module, batch, capturing(module, batch, precision), variant_options(plan), find)
+        except Infeasible as error:
+            shapes = ", ".join(str(list(t.shape)) for t in _tensors(batch))
+            raise InputError(f"a batch of {shapes} has no plan that stores what that of the largest batch does and "
+                             f"takes at most {show_bytes(plan.budget)} a rank: {error}. Pad such batches to the "
+                             "largest, leave them out, or give a larger budget") from None
+        rows.append({"sample": describe(batch), "seconds": other.predicted.seconds,
+                     "peak_bytes": other.predicted.peak_bytes})
+    return replace(plan, source={**plan.source, "samples": rows})
+
+
+def capturing(module: nn.Module, batch: Sample, precision: Precision) -> Callable[[int], Captured]:
+    """What captures the module with one of so many microbatches of a batch, once for each number."""
+    @cache
+    def captures(microbatches: int) -> Captured:
+        return capture(module, parted(batch, microbatches), precision)
+
+    return captures
+
+
+def variant_options(plan: Plan) -> Options:
+    """The options of every other program of a plan: its budget and dtypes, its optimizer, its recomputation."""
+    source = plan.source if plan.pipeline is None else {**plan.pipeline.stages[0].plan.source, **plan.source}
+    return {"budget": plan.budget, "precision": plan.precision, "tolerance": source.get("tolerance", 1e-3),
+            "workers": 1, "optimizer": source.get("optimizer", "adamw"),
+            "recompute": tuple(source.get("recompute", ("none",)))}
+
+
+def variant(plan: Plan, module: nn.Module, batch: Sample, captures: Callable[[int], Captured], options: Options,
+            find: Find) -> Plan:
+    """The fastest plan without stages for another batch that stores every parameter as `plan` does, on its mesh.
+
+    `captures` has the module captured with one of so many microbatches of the batch. Raises as the search.
+    """
+    if "cluster" not in plan.source:
+        raise InputError("the plan does not say its cluster: make it by autoddl.plan")
+    cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
+    counts = (1, plan.microbatches) if plan.microbatches > 1 and divides(batch, plan.microbatches) else (1,)
+    asked = PlanOptions.of({**options, "mesh": str(plan.mesh), "pins": pins_of_layouts(plan, captures(1).graph),
+                            "microbatches": counts})
+    return find(task_of(module, cluster, batch, asked.configured(), "", None, captures))
+
+
+def divides(batch: Sample, microbatches: int) -> bool:
+    """Whether the rows of a batch make so many microbatches."""
+    try:
+        parted(batch, microbatches)
+    except InputError:
+        return False
+    return True
