@@ -59,7 +59,7 @@ def with_samples(plan: Plan, module: nn.Module, batches: Sequence[Sample], find:
 
 
 def capturing(module: nn.Module, batch: Sample, precision: Precision) -> Callable[[int], Captured]:
-    """What captures the module with one of so many microbatches of a batch, once for each number."""
+    """Returns what captures the module with one of so many microbatches of a batch, once for each number."""
     @cache
     def captures(microbatches: int) -> Captured:
         return capture(module, parted(batch, microbatches), precision)
