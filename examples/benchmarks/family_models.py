@@ -15,7 +15,7 @@ import pkgutil
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -38,6 +38,12 @@ CAPS = {"hidden_size": 64, "d_model": 64, "dim": 64, "n_embd": 64, "embed_dim": 
         "vocab_size": 256, "image_size": 64, "patch_size": 16, "num_experts": 4, "num_local_experts": 4,
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "max_position_embeddings": 128}
 """The greatest values of a configuration of transformers."""
+HEADS = {name for name in CAPS if "head" in name}
+DEPTHS = {name for name in CAPS if "layers" in name or name in ("n_layer", "vocab_size")}
+RUNGS = (set(CAPS), set(CAPS) - {"head_dim"}, set(CAPS) - HEADS, DEPTHS)
+"""What is capped; the first with which a model runs is taken, as some sizes of a model follow from others."""
+MOST = 80e6
+"""Parameters of a small instance."""
 
 
 class Squares(nn.Module):
@@ -161,8 +167,12 @@ def _segmentation(name: str) -> nn.Module:
 ARGUMENTS = {"image_size": 64, "image_height": 64, "image_width": 64, "patch_size": 16, "image_patch_size": 16,
              "num_classes": 10, "dim": 64, "depth": 2, "heads": 4, "mlp_dim": 128, "dim_head": 16, "seq_len": 64,
              "frames": 4, "frame_patch_size": 2, "num_patches": 16, "spatial_depth": 1, "temporal_depth": 1,
-             "max_seq_len": 64, "num_tokens": 64}
+             "max_seq_len": 64, "num_tokens": 64, "cls_depth": 1, "mlp_mult": 2, "sm_dim": 64, "lg_dim": 64,
+             "num_hierarchies": 2, "block_repeats": 2, "freq_patch_size": 8, "num_residual_streams": 2,
+             "max_tokens_per_depth": (12, 8), "num_slots": 4, "decoder_dim": 64, "masking_ratio": 0.5}
 """What constructors are given by the names of their parameters, where these have no value or are in this table."""
+INNER = ("vit", "encoder", "net", "image_net")
+"""Names of a model inside another, which is a small ViT."""
 
 
 def _vit_families() -> dict[str, str]:
@@ -186,6 +196,9 @@ def _vit(name: str) -> nn.Module:
     parameters = inspect.signature(model).parameters
     chosen = {one: 1 if module == "vit_1d" and one == "channels" else ARGUMENTS[one] for one in parameters
               if one in ARGUMENTS}
+    for one in INNER:
+        if one in parameters:
+            chosen[one] = _vit("vit.ViT").model
     shape = (3, 64) if "seq_len" in chosen else (3, 4, 64, 64) if "frames" in chosen else (3, 64, 64)
     return Squares(model(**chosen), _images(shape))
 
@@ -194,10 +207,13 @@ def _decoders() -> dict[str, str]:
     """Decoders and encoders of x_transformers, by the options that papers are named after."""
     return {name: name for name in (
         "plain", "rotary_pos_emb", "alibi_pos_bias", "rel_pos_bias", "use_rmsnorm", "ff_glu", "ff_swish",
-        "attn_qk_norm", "attn_talking_heads", "attn_one_kv_head", "residual_attn", "macaron", "gate_residual",
+        "attn_qk_norm", "attn_pre_talking_heads", "attn_post_talking_heads",
+        "attn_one_kv_head", "residual_attn", "macaron", "gate_residual",
         "scale_residual", "sandwich_norm", "shift_tokens", "attn_gate_values", "attn_on_attn", "use_scalenorm",
-        "attn_value_rmsnorm", "ff_relu_squared", "dynamic_pos_bias", "use_simple_rmsnorm", "resi_dual",
-        "attn_add_zero_kv", "attn_laser", "attn_selective", "num_residual_streams")}
+        "attn_value_rmsnorm", "ff_relu_squared", "dynamic_pos_bias", "use_simple_rmsnorm",
+        "rotary_xpos", "polar_pos_emb", "weight_tie_layers", "add_value_residual", "use_dynamic_tanh",
+        "attn_cog_signed", "attn_softclamp_logits", "attn_add_zero_kv", "attn_laser", "attn_selective",
+        "num_residual_streams")}
 
 
 def _decoder(name: str) -> nn.Module:
@@ -213,12 +229,12 @@ def _transformers_families() -> dict[str, str]:
     return {family: family for family in MODEL_MAPPING_NAMES}
 
 
-def _capped(config: Any) -> Any:
-    """The configuration with small values, those of its parts too."""
+def _capped(config: Any, names: Collection[str]) -> Any:
+    """The configuration with small values of the `names`, those of its parts too."""
     for name, value in vars(config).items():
         if hasattr(value, "to_dict"):
-            _capped(value)
-        elif name in CAPS and isinstance(value, int) and not isinstance(value, bool):
+            _capped(value, names)
+        elif name in names and isinstance(value, int) and not isinstance(value, bool):
             setattr(config, name, min(value, CAPS[name]))
         elif name.endswith("layerdrop"):
             setattr(config, name, 0.0)  # a draw would decide a branch
@@ -230,11 +246,27 @@ def _capped(config: Any) -> Any:
 
 
 def _transformers(name: str) -> nn.Module:
-    """The model with the first batch that it takes."""
+    """The first model, with the first batch that it takes, of those whose configurations are capped ever less."""
+    first: Exception | None = None
+    for names in RUNGS:
+        try:
+            return _instance(name, names)
+        except Exception as error:
+            first = first or error
+    assert first is not None
+    raise first
+
+
+def _instance(name: str, capped: Collection[str]) -> nn.Module:
+    """A model whose configuration is capped in these names, with the first batch that it takes."""
     transformers: Any = importlib.import_module("transformers")
-    config = _capped(transformers.AutoConfig.for_model(name))
+    config = _capped(transformers.AutoConfig.for_model(name), capped)
     if hasattr(config, "use_cache"):
         config.use_cache = False
+    with torch.device("meta"):
+        size = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
+    if size > MOST:
+        raise ValueError(f"{size / 1e6:.0f} million parameters are more than {MOST / 1e6:.0f}")
     model = transformers.AutoModel.from_config(config)
     main = {model.main_input_name: _input(model.main_input_name, config)}
     if config.is_encoder_decoder and model.main_input_name != "pixel_values":
@@ -245,6 +277,8 @@ def _transformers(name: str) -> nn.Module:
         with suppress(Exception), torch.no_grad():
             model(**batch)
             return Squares(model, **batch)
+    with torch.no_grad():
+        model(**batches[-1])
     return Squares(model, **batches[-1])
 
 
