@@ -109,6 +109,7 @@ reduce       -            copy            inputs   -                    aminmax 
                                                                         cumprod diff kthvalue logcumsumexp median mode
                                                                         nanmedian
 reduce       -            reduce          inputs   -                    all any argmax argmin
+reduce       -            reduce          output   -                    linalg_cholesky
 reduce       table        reduce          inputs   -                    _weight_norm amax amin cdist linalg_vector_norm
                                                                         norm pairwise_distance prod std var
 reduce       loss         copy            inputs   -                    cosine_similarity

@@ -1,5 +1,6 @@
 """Calls of operators on images and sequences, and of distances, on which their rules are tested: 5 and 7 are uneven."""
 
+import torch
 from op_cases import f, ints, positive
 from torch import Tensor
 
@@ -48,6 +49,8 @@ NORMS = [
     case("aten._weight_norm.default", f(5, 6), f(5, 1), 0),
     case("aten._weight_norm.default", f(4, 6, 3), f(1, 6, 1), 1),
     case("aten._weight_norm.default", f(4, 6), f(1, 1), -1),
+    case("aten.linalg_cholesky.default", f(4, 3, 3) / 9 + torch.eye(3).double()),
+    case("aten.linalg_cholesky.default", f(2, 5, 2, 2) / 9 + torch.eye(2).double(), upper=True),
 ]
 
 GRIDS = [

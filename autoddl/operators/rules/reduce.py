@@ -4,6 +4,7 @@
     amax, norm, any    "a . -> a"            a dim that is reduced is whole
     cumsum             "a . -> a . | 0"      linear along the scanned dim
     sort, topk         "a . -> a ., a ."
+    cholesky           "b . . -> b . ."      of matrices, which are whole
     distances          "b m ., b n . -> b m n"          of rows, which are whole; a norm of rows likewise
 
 mean(x) = sum(x) / n: a rank's mean of m elements counts m/n (kernels).
@@ -94,6 +95,12 @@ def _weight_norm(op: Op, inputs: Tensors, outputs: Tensors) -> str:
                      form(inputs, outputs, ((1,),)))
 
 
+def _matrices(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+    """One matrix for each, in the last two dims, which are whole."""
+    rank = len(inputs[0].shape)
+    return along_dims((rank - 2, rank - 1), inputs, outputs)
+
+
 RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": _reduce(summed=True) for target in SUMS.split()},
     **{f"aten.{target}": _reduce(summed=False) for target in WHOLE.split()},
@@ -104,4 +111,5 @@ RULES: dict[str, RuleOf] = {
     "aten.cosine_similarity.default": _similarity,
     "aten.pairwise_distance.default": _similarity,
     "aten._weight_norm.default": _weight_norm,
+    "aten.linalg_cholesky.default": _matrices,
 }
