@@ -234,12 +234,16 @@ def _capped(config: Any, names: Collection[str]) -> Any:
     for name, value in vars(config).items():
         if hasattr(value, "to_dict"):
             _capped(value, names)
+        elif name in names and value is None and "expert" in name:  # a default with which no model can be built
+            setattr(config, name, CAPS[name])
         elif name in names and isinstance(value, int) and not isinstance(value, bool):
             setattr(config, name, min(value, CAPS[name]))
         elif name.endswith("layerdrop"):
             setattr(config, name, 0.0)  # a draw would decide a branch
         elif name in ("layer_types", "mlp_layer_types") and isinstance(value, list):
             setattr(config, name, value[:2])
+    if "head_dim" not in names and hasattr(config, "num_key_value_heads"):  # as many as heads, for latent attention
+        config.num_key_value_heads = getattr(config, "num_attention_heads", config.num_key_value_heads)
     if isinstance(pad := getattr(config, "pad_token_id", None), int):
         config.pad_token_id = min(pad, (getattr(config, "vocab_size", None) or pad + 1) - 1)
     return config
@@ -263,7 +267,8 @@ def _instance(name: str, capped: Collection[str]) -> nn.Module:
     config = _capped(transformers.AutoConfig.for_model(name), capped)
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    with torch.device("meta"):
+    size = 0
+    with suppress(TypeError), torch.device("meta"):  # some constructors do not work there
         size = sum(p.numel() for p in transformers.AutoModel.from_config(config).parameters())
     if size > MOST:
         raise ValueError(f"{size / 1e6:.0f} million parameters are more than {MOST / 1e6:.0f}")
