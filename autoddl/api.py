@@ -19,7 +19,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
-from autoddl.cost_models import Cluster, show_seconds
+from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.degree_meshes import batch_rows, check_rows
 from autoddl.planner.finish import finished_plan
@@ -78,6 +78,14 @@ class Raced:
     problem: AutoDDLError | None = None
 
 
+def _with_meshes(cluster: str | Path | Cluster, options: PlanOptions) -> str | Path | Cluster:
+    """The cluster. Raises InputError where no mesh of it has what the options name, before the model is captured."""
+    place = load_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+    if isinstance(place, Cluster) and 1 in options.stages:
+        allowed_meshes(place, options)
+    return place
+
+
 def _finish(task: PlanTask, found: Found, count: int, options: PlanOptions) -> Plan:
     """The plan of the best candidate. After an interrupt, no further numbers of microbatches are captured for it."""
     if found.interrupted:
@@ -117,7 +125,8 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
         return _of_samples(model, cluster, (sample, *samples), name, factory, progress, options)
     if progress:
         progress("capturing the model", 0, 1)
-    task = task_of(model, cluster, sample, asked.configured(), name, factory)
+    own = asked.configured()
+    task = task_of(model, _with_meshes(cluster, own), sample, own, name, factory)
     if asked.mine is not None:
         check_rows(asked.mine, task.original, task.cluster.size, asked.microbatches)
     if task.options.stages != (1,) and task.options.mine is not None:
@@ -203,11 +212,14 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     asked = _summed(PlanOptions.of(options))
     own = asked.configured()
     check_used(asked, given_options(asked), compares=True)
-    task = task_of(model, cluster, sample, replace(asked, mine=None), name, factory)
+    whole = replace(asked, mine=None)
+    place = _with_meshes(cluster, whole)
+    if own.mine is not None and isinstance(place, Cluster):
+        check_degrees(place, own.mine)
+    task = task_of(model, place, sample, whole, name, factory)
     found: list[Comparison] = []
     first: dict[str, _Find] = {"found": partial(_found, task, progress)}
     if own.mine is not None:
-        check_degrees(task.cluster, own.mine)
         check_rows(own.mine, task.original, task.cluster.size, own.microbatches)
         first["mine"] = partial(_mine, replace(task, options=own), progress)
     for title, find in (first | _uniform(task, progress) | _named(task, progress)).items():

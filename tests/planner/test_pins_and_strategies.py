@@ -1,13 +1,15 @@
 """Pins and strategies: what they leave of the space, and what they say when they leave nothing."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import decoders
 import pytest
 import torch
 import zoo
-from shell import PAIR
+from shell import LAPTOP, PAIR
 from torch import nn
 
 import autoddl
@@ -44,6 +46,20 @@ def test_a_pin_of_the_mesh_chooses_meshes() -> None:
     assert mesh_allows((parse_pin("node=2"),), MESH)
     assert not mesh_allows((parse_pin("node=4"),), MESH)
     assert not mesh_allows((parse_pin("w: rack=B"),), MESH)
+
+
+class Untouched(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("captured")
+
+
+@pytest.mark.parametrize("options", [{"pins": ("*: machin=S(0)",)}, {"pins": ("pair=3",)}, {"mesh": "rack=4"},
+                                     {"mine": "tp=3"}])
+@pytest.mark.parametrize("function", [autoddl.plan, autoddl.compare], ids=["plan", "compare"])
+def test_what_no_mesh_has_is_said_before_the_model_is_captured(function: Callable[..., object],
+                                                               options: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        function(Untouched(), LAPTOP, torch.zeros(2, 2), **options)
 
 
 def test_a_pin_holds_parameters_where_they_are_stored(graph: Graph) -> None:
