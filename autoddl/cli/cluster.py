@@ -71,7 +71,9 @@ def _device(device: Device) -> str:
 
 
 def _count(size: int, child: str) -> str:
-    return f"{size} {child}{'s' * (size > 1)}"
+    if size == 1:
+        return f"1 {child}"
+    return f"{size} {child}{'es' if child.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
 
 
 def _rates(place: Cluster, facts: Sequence[LevelFacts]) -> RenderableType:

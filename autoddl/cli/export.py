@@ -23,16 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["export_verb", "import_verb"]
 
-To = Annotated[str, typer.Option("--to", metavar="TARGET", help="torchtitan, megatron, deepspeed, accelerate or fsdp2")]
-From = Annotated[str, typer.Option("--from", metavar="TARGET", help="torchtitan, megatron, deepspeed or accelerate")]
+WRITTEN, READ = "torchtitan, megatron, deepspeed, accelerate or fsdp2", "torchtitan, megatron, deepspeed or accelerate"
+To = Annotated[str, typer.Option("--to", metavar="TARGET", show_default=False, help=WRITTEN)]
+From = Annotated[str, typer.Option("--from", metavar="TARGET", show_default=False, help=READ)]
 Out = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="write the configuration here")]
 Text = Annotated[list[str], typer.Argument(metavar="TEXT", help="the configuration, or a file that holds it")]
 
 
-def export_verb(plan: PlanPath, to: To, output: Out = None, as_json: AsJson = False) -> None:
+def export_verb(plan: PlanPath, to: To = "", output: Out = None, as_json: AsJson = False) -> None:
     """Say a plan in the configuration of another trainer."""
     from autoddl.core.plan import load_plan
     from autoddl.export.exported import export_plan, target_of
+    _check_given(to, "--to", WRITTEN)
     target_of(to)
     check_file(output)
     read = load_plan(plan)
@@ -41,6 +43,13 @@ def export_verb(plan: PlanPath, to: To, output: Out = None, as_json: AsJson = Fa
     if output is not None:
         write_atomically(output, made.text)
     show(_exported_table(read, made, output), made.to_json(), as_json)
+
+
+def _check_given(target: str, option: str, targets: str) -> None:
+    """Raises InputError where the option that names a target was left out."""
+    if not target:
+        raise InputError(f"whose configuration it is has to be said: add {option} with {targets}, like {option} "
+                         "megatron")
 
 
 def _exported_table(plan: "Plan", made: "Exported", output: Path | None) -> RenderableType:
@@ -70,7 +79,7 @@ def _times(seconds: float, other: float) -> str:
     return f"{ratio:.2f} times as long" if abs(ratio - 1) >= 0.005 else "as fast"
 
 
-def import_verb(text: Text, from_: From,
+def import_verb(text: Text, from_: From = "",
                 cluster: Annotated[Path | None, typer.Option(help="the machine that it runs on")] = None,
                 devices: Annotated[int | None, typer.Option(min=1, help="ranks, where no cluster is given")] = None,
                 factory: Annotated[str | None, typer.Option("--factory", metavar="FILE.py:FACTORY",
@@ -83,6 +92,7 @@ def import_verb(text: Text, from_: From,
     from autoddl.cost_models import load_cluster
     from autoddl.export.exported import import_text, options_of, price_import
     check_file(output)
+    _check_given(from_, "--from", READ)
     place = load_cluster(cluster) if cluster is not None else None
     if place is not None and devices not in (None, place.size):
         raise InputError(f"--devices {devices}, and cluster {place.name} has {place.size} devices: leave --devices out")

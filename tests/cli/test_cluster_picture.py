@@ -40,6 +40,8 @@ def test_the_picture_says_who_shares_and_what_leaves_a_unit(tmp_path: Path) -> N
     assert "pod of 2 racks: 8 ranks share a port of 12.5 GB/s each way" in out
     assert "50 GB/s out of a rack of 128 ranks; fat-tree, trunk 4 times thinner" in out
     assert "node of 8 ranks: every rank has a port of 300 GB/s each way; switch, 3 us a message" in out
+    (tmp_path / "boxes.yaml").write_text(SHARED.replace("node", "box"))
+    assert "rack of 16 boxes: 8 ranks share" in shell("cluster", str(tmp_path / "boxes.yaml")).out
     assert "A100-80GB, 80 GB of memory at" in out and "one rank of each node, 8 such groups at once" in out
 
 

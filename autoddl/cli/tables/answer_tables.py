@@ -66,23 +66,28 @@ def _named(one: Named, seconds: float) -> list[RenderableType]:
     possible = [other for other in one.others if other.seconds is None or math.isfinite(other.seconds)]
     exact = [other for other in possible if other.seconds is not None]
     for other in exact:
-        mark = "* " if other.layouts == one.chosen else "  "
-        table.add_row(mark + other.layouts, show_seconds(other.seconds or 0.0), _more(other, seconds))
+        chosen = other.layouts == one.chosen
+        table.add_row(("* " if chosen else "  ") + other.layouts, show_seconds(other.seconds or 0.0),
+                      _more(other, seconds, "as planned" if chosen else "as fast"))
     rest = possible[len(exact):]
     if rest:
-        table.add_row(f"  {len(rest)} others", f"at least {show_seconds(min(other.bound for other in rest))}", "")
+        table.add_row(_others(len(rest)), f"at least {show_seconds(min(other.bound for other in rest))}", "")
     never = len(one.others) - len(possible)
     if never:
-        table.add_row(f"  {never} others", "no plan fits", "")
+        table.add_row(_others(never), "no plan fits", "")
     names = dict.fromkeys(name.partition(" (")[0] for name in one.alike)
     alike = f"; alike: {', '.join(fold_names(names))}" if names else ""
     return [f"{one.name}  {one.target}{alike}", table]
 
 
-def _more(other: Other, seconds: float) -> str:
+def _others(count: int) -> str:
+    return f"  {count} other{'s' * (count > 1)}"
+
+
+def _more(other: Other, seconds: float, equal: str) -> str:
     more = (other.seconds or 0.0) - seconds
     if abs(more) < 5e-5 * seconds:
-        return "as planned" if abs(more) <= 1e-9 * seconds else "less than 0.01%"
+        return equal if abs(more) <= 1e-9 * seconds else "less than 0.01%"
     return f"{more / seconds:+.2%}"
 
 
