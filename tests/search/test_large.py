@@ -194,7 +194,7 @@ def test_no_choice_needs_less_than_the_floor() -> None:
             assert math.isinf(seconds) or transient >= least_transient(problem)
 
 
-@few_seeds(50, 150)
+@few_seeds(30, 150)
 def test_what_finds_no_plan_has_proved_nothing(monkeypatch: pytest.MonkeyPatch, seeds: range) -> None:
     """Two favoured options a variable and twenty cells of work: a feasible problem is solved, or not called infeasible.
     """

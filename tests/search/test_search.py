@@ -21,7 +21,7 @@ from autoddl.search.exact import solve_exactly
 from autoddl.search.limits import Clock, Limits
 
 
-@parametrize_or_slow("start", range(0, 150, 50), range(150, 500, 50))
+@parametrize_or_slow("start", range(0, 100, 50), range(100, 500, 50))
 def test_exact_agrees_with_exhaustive_search(start: int) -> None:
     for seed in range(start, start + 50):
         problem = random_problem(seed)
@@ -66,7 +66,7 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
         assert problem.is_feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
 
 
-@few_seeds(30, 60)
+@few_seeds(20, 60)
 @pytest.mark.parametrize("solver", ["coordinate-descent", "greedy"])
 def test_exact_is_never_worse(solver: str, seeds: range) -> None:
     for seed in seeds:
@@ -108,7 +108,7 @@ def skipping(seed: int) -> Problem:
     return Problem(tuple(map(str, range(depth))), (size,) * depth, (one, two, skip, far), tuple(factors), budget)
 
 
-@few_seeds(40, 100)
+@few_seeds(25, 100)
 def test_repeated_blocks_with_skips_agree_with_exhaustive_search(seeds: range) -> None:
     for seed in seeds:
         problem = skipping(seed)
