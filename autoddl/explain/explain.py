@@ -152,8 +152,8 @@ class PinPrice:
 def explain(plan: Plan, names: Sequence[str] = (), count: int = 3, until: float = inf) -> Explained:
     """The seconds and bytes of `plan` by parts, and the choices of the parameters and ops that `names` match.
 
-    Prices of the `count` cheapest choices of each are exact, as far as they are found before the moment `until` of
-    `time.monotonic`, in seconds; the others are bounds. Raises InputError for a name that
+    Prices of the `count` cheapest choices of each are exact; the others are bounds. From the moment `until` of
+    `time.monotonic`, in seconds, no further price is searched for. Raises InputError for a name that
     matches nothing, and MismatchError for a plan of another version.
     """
     made, predicted = rebuild(plan), plan.predicted

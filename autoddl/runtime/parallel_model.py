@@ -53,7 +53,7 @@ class Residual(NamedTuple):
         return self._over_ranks(self.values)
 
     def due(self) -> Tensor:
-        """What the next sum and its residuals have besides a gradient: those of now, and what velocities go on with."""
+        """Returns what the next sum and its residuals have besides a gradient: residuals, and part of velocities."""
         assert self.move.sparse is not None
         momentum = self.move.sparse.rule.momentum
         return self._over_ranks(self.values + momentum * self.velocity if momentum else self.values)
