@@ -1,12 +1,23 @@
-"""The budget of a rank with several stages: merged fronts against every choice, and shares that add up."""
+"""The budget of a rank with several stages: merged fronts against every choice, shares that add up, cuts that fit."""
 
 import random
+from dataclasses import replace
 from itertools import product
 from math import inf
 
 import pytest
+import zoo
 
+from autoddl.core.pipeline import flights_of
+from autoddl.core.pipeline_schedules import generate
+from autoddl.core.stages import cut_graph
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.rank_memory import roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.stored_once import together_bytes
+from autoddl.planner.task import task_of
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -40,3 +51,27 @@ def test_a_share_goes_from_where_a_byte_is_worth_least_to_where_it_is_worth_most
     assert moved((1, 19), (1.0, 3.0)) is None, "no stage is left without"
     assert moved((10, 10), (2.0, 2.0)) is None, "nothing is gained"
     assert moved((1, 9, 10), (0.0, 1.0, 2.0)) == (1, 8, 11)
+
+
+def test_a_cut_beside_one_that_is_too_full_fits_its_ranks_without_a_budget() -> None:
+    """Of an interleaved pipeline of four stages on two parts: of embedding, three blocks and head, one has two."""
+    model, sample = zoo.named("gpt2", layers=3, B=8)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
+    name, cut = "interleaved:2", (2, 3, 4)
+    parts = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
+    flights = flights_of(parts.staged(name, cut).schedule())
+
+    def fullest(cut: tuple[int, ...]) -> float:
+        staged = parts.staged(name, cut)
+        graphs = cut_graph(parts.graph, staged.cuts)
+        return max(together_bytes([*map(parts.freely_planned, graphs, flights)], graphs, staged.placement).values())
+
+    def within(budget: float) -> tuple[int, ...] | None:
+        parts.task = replace(task, budget=budget)
+        return roomier(parts, name, cut, flights, max)
+
+    most = fullest(cut)
+    other = within(0.999 * most)
+    assert within(2 * most) == cut and other is not None and fullest(other) <= 0.999 * most
+    assert within(1.0) is None

@@ -5,19 +5,27 @@ A stage s of n units may begin at several places a. The problem has the least of
     seconds[s, n] = min over a of  what is known of the stage from place a to place a + n
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
-from math import inf
+from itertools import combinations, pairwise
+from math import comb, inf
 
 import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
 from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
+from autoddl.cost_models.timelines.pipeline_bounds import trace_cut
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 
-__all__ = ["cut_problem", "likely_problem"]
+__all__ = ["cut_problem", "likely_problem", "other_cuts"]
+
+FEW = 32
+"""Cuts of a chain that are all looked at."""
+
+OTHERS = 4
+"""Cuts beside the best that may be better, at most."""
 
 
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
@@ -86,3 +94,24 @@ def likely_problem(problem: CutProblem) -> CutProblem:
         seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
         seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
     return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
+
+
+def other_cuts(problem: CutProblem, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float
+               ) -> list[tuple[int, ...]]:
+    """Cuts that were not tried and that may take less than `most` seconds, those first that likely take least.
+
+    These are all cuts of a chain that has few; else those where one stage of `cut` begins a block earlier or later.
+    """
+    stages, blocks = problem.schedule.stages, problem.blocks
+    if comb(blocks - 1, stages - 1) <= FEW:
+        near = list(combinations(range(1, blocks), stages - 1))
+    else:
+        near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
+    likely, found = likely_problem(problem), dict[tuple[int, ...], float]()
+    for other in near:
+        sizes = [b - a for a, b in pairwise((0, *other, blocks))]
+        known = other in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
+                                                                     enumerate(sizes)]).all()
+        if not known:
+            found[other] = trace_cut(likely, sizes)[0]
+    return sorted((one for one in found if found[one] < most), key=found.__getitem__)[:OTHERS]

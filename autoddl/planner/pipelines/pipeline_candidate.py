@@ -5,20 +5,19 @@ schedule (`search.pipeline_cuts`). That bound comes first with what one search o
 it is below the best plan. The cut that is least under what is known is solved: the layouts of its stages are searched,
 and the pipeline is simulated. Then more is known, and the bound rises:
 
-    1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`)
+    1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
+       where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it
     4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import accumulate, combinations, pairwise
-from math import comb, inf
+from itertools import accumulate, pairwise
+from math import inf
 from typing import Any
-
-import numpy as np
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of
@@ -28,9 +27,9 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
+from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
-from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices
+from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices, roomier
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
@@ -50,12 +49,6 @@ STALE = 2
 
 TOGETHER = 3
 """Cuts of a candidate whose stages are chosen together."""
-
-FEW = 32
-"""Cuts of a chain that are all looked at."""
-
-OTHERS = 4
-"""Cuts beside the best that are solved where a gap is left."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
@@ -263,7 +256,8 @@ class CutSearch:
         """
         stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
         news = self._known(self.part.bound, stages) or self._known(self.part.sharpen, stages)
-        one = self._try(cut) if tries or not news else None
+        at = self._roomier(cut) if tries and news else None if news else cut
+        one = self._try(at) if at is not None else None
         if not news and cut not in self.blended and self.part.shares:
             news = self._price(cut)
         if not news and one is None:
@@ -276,6 +270,13 @@ class CutSearch:
             self.blended.add(cut)
             news = True
         self.stale += not news
+
+    def _roomier(self, cut: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The cut, or one beside it, whose stages fit their ranks without a budget; None where none is found."""
+        if not self.part.shares or cut in self.tried:
+            return cut
+        likely = likely_problem(cut_problem(self.part, self.schedule, self.flights))
+        return roomier(self.part, self.name, cut, self.flights, lambda sizes: trace_cut(likely, sizes)[0])
 
     def _price(self, cut: tuple[int, ...]) -> bool:
         """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
@@ -313,7 +314,7 @@ class CutSearch:
 
     def _solve_others(self, problem: CutProblem) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
-        for cut in _others(problem, self.tried, self.found):
+        for cut in other_cuts(problem, self.tried, self.found.cut if self.found else (), self.seconds):
             if self.late():
                 return
             self._say("cuts beside the best")
@@ -329,25 +330,3 @@ class CutSearch:
         part = self.part
         self.tell(f"solving {part.stages} stages, {self.name}, {part.microbatches} microbatches: {what}")
 
-
-def _others(problem: CutProblem, tried: Mapping[tuple[int, ...], TriedCut | None], best: TriedCut | None
-            ) -> list[tuple[int, ...]]:
-    """Cuts that were not solved and that may be better than the best, those first that likely are.
-
-    These are all cuts of a chain that has few; else those where one stage begins one block earlier or later.
-    """
-    stages, blocks = problem.schedule.stages, problem.blocks
-    if comb(blocks - 1, stages - 1) <= FEW:
-        near = list(combinations(range(1, blocks), stages - 1))
-    else:
-        cut = best.cut if best else ()
-        near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
-    likely, found = likely_problem(problem), dict[tuple[int, ...], float]()
-    for cut in near:
-        sizes = [b - a for a, b in pairwise((0, *cut, blocks))]
-        known = cut in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
-                                                                   enumerate(sizes)]).all()
-        if not known:
-            found[cut] = trace_cut(likely, sizes)[0]
-    most = best.seconds if best else inf
-    return sorted((cut for cut in found if found[cut] < most), key=found.__getitem__)[:OTHERS]

@@ -2,7 +2,8 @@
 
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
-plan, with stages or without. Where the time that the search may take is over, nothing more is looked into: what was
+plan, with stages or without. Others of nearly as low a bound come before one in which cuts were solved already, so that
+a good plan is found early. Where the time that the search may take is over, nothing more is looked into: what was
 proved by then is the bound. It looks until there is some plan. That time is the processor's, of this process and its
 workers: so other programs on the machine do not change what is found.
 """
@@ -35,6 +36,9 @@ from autoddl.pricing.floors import state_bytes
 
 LOOKED = 2
 """Candidates in which cuts beside the best are solved, those that found best."""
+
+PATIENCE = 0.02
+"""The part of its bound by which a candidate comes later for every time that cuts of it were solved."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -96,12 +100,15 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
 
 
 def _run(searches: Sequence[CutSearch], best: float) -> None:
-    """Advances the candidate of the least bound, again and again; at last looks around in those that found best."""
+    """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
+
+    Where cuts of a candidate were solved, others of nearly as low a bound come first.
+    """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
     while (left := [one for one in searches if not one.is_done]) and not left[0].late():
-        first = min(left, key=lambda one: one.bound)
+        first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
         first.advance(fastest())
         for one in searches:
             one.best = fastest()

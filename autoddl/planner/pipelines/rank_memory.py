@@ -6,7 +6,7 @@ every pipeline cut so (`core.pipeline_cuts`). `rank_prices` finds what stages ta
 which a rank is most busy.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, log
@@ -24,7 +24,7 @@ from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 
-__all__ = ["fitting_plans", "rank_peak", "rank_prices"]
+__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -43,6 +43,9 @@ ROUGH = 0.01
 
 HOPELESS = 3.0
 """Stages that take so many times their seconds without a budget, or more, are not looked for."""
+
+MOVES = 6
+"""Blocks that are moved at most, to find a cut whose stages fit without a budget."""
 
 DIVISIONS = 3
 """Divisions of a rank's budget among its stages that are tried for a cut."""
@@ -71,20 +74,52 @@ def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
     return max(together_bytes(plans, cut_graph(part.graph, staged.cuts), staged.placement).values())
 
 
+def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight],
+            seconds: Callable[[Sequence[int]], float]) -> tuple[int, ...] | None:
+    """A cut whose stages fit their ranks together without a budget: this, or one found by moves; None where none was.
+
+    A move takes a unit from a stage of the fullest rank, so that the cut takes the least `seconds` by its sizes.
+    """
+    seen = {cut}
+    for _ in range(MOVES):
+        staged = part.staged(name, cut)
+        graphs = cut_graph(part.graph, staged.cuts)
+        full = together_bytes([*map(part.freely_planned, graphs, flights)], graphs, staged.placement)
+        most = max(full, key=full.__getitem__)
+        if full[most] <= part.task.budget:
+            return cut
+        sizes = {one: [b - a for a, b in pairwise((0, *one, part.units))] for one in _smaller(staged, cut, most)}
+        near = [one for one, each in sizes.items() if min(each) > 0 and one not in seen]
+        if not near:
+            return None
+        cut = min(near, key=lambda one: seconds(sizes[one]))
+        seen.add(cut)
+    return None
+
+
+def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """Yields cuts in which a stage of a part gives a unit to the stage before it, or behind it, of another part."""
+    for s, place in enumerate(staged.placement):
+        for at, other, step in ((s - 1, s - 1, 1), (s, s + 1, -1)):
+            if place == most and 0 <= other < staged.stages and staged.placement[other] != most:
+                yield (*cut[:at], cut[at] + step, *cut[at + 1:])
+
+
 def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) -> list[SharedPrice]:
     """The price of a byte for the stages of every rank that do not fit it freely, counted as on its busiest paths.
 
-    What stages so counted take at least is in `part` then.
+    It is the best price for the fullest rank: any price is true of all. What stages so counted take at least is in
+    `part` then.
     """
     graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
     ends = list(pairwise((0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)))
+    free = [part.freely_planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
+    sizes = {group: sum(free[s].predicted.peak_bytes for s in group) for group in groups_of(staged)}
+    full = sorted((group for group in sizes if sizes[group] > part.task.budget), key=sizes.__getitem__, reverse=True)
     found = list[SharedPrice]()
-    for group in groups_of(staged):
-        stages = [(graphs[s], flights[s]) for s in group]
-        free = [part.freely_planned(*stage) for stage in stages]
-        if sum(plan.predicted.peak_bytes for plan in free) <= part.task.budget:
-            continue
-        price = _priced_fronts(part, stages, [[plan] for plan in free]).price
+    for group in full:
+        price = found[0].price if found else _priced_fronts(part, [(graphs[s], flights[s]) for s in group],
+                                                            [[free[s]] for s in group]).price
         for path in _busiest(paths, group):
             weights = stage_weights(((path, 1.0),))
             found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
