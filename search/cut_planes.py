@@ -4,6 +4,11 @@ The goal is the best cut's seconds * (1 - tolerance), or the ceiling if that is 
 option with which it is nowhere below the goal. The best weights for a set of cuts are a linear program:
 
     maximise z  subject to  z <= sum over paths of weight * path(cut)  for each cut,  weights >= 0, their sum 1
+
+Its dual values are shares of the cuts, of sum 1: the mean of each path over them is at most z. A path that is critical
+where every stage takes its mean seconds has the greatest mean of all. Where that is above z the path is added: so these
+are all paths that the program needs (Gilmore and Gomory, A linear programming approach to the cutting-stock problem,
+1961). A path that is critical at no cut may be the best to mix.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +23,7 @@ from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPat
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 from autoddl.search.path_tables import path_tables, priced_table
 
-__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "best_mixture", "best_priced", "blended"]
+__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -28,6 +33,15 @@ SAME = 1e-9
 
 TOP = 10
 """Paths that may be mixed for each cut."""
+
+MEANS = 6
+"""Paths of mean seconds that are sought for one mixture."""
+
+MOST_MEANS = 60
+"""Paths of mean seconds that are kept, at most: more take longer than they bring."""
+
+RISES = 1e-4
+"""The part of a mixture by which a path of mean seconds must be above it."""
 
 DEAREST = 4
 """Paths that are priced at each cut, but for blends, which all are."""
@@ -41,6 +55,9 @@ Evaluate = Callable[[tuple[int, ...]], float]
 Trace = Callable[[tuple[int, ...]], tuple[float, PathBound]]
 """A cut -> (its seconds if its stages take their least seconds, a path that takes as long)."""
 
+TraceMean = Callable[[Sequence[tuple[int, ...]], Sequence[float]], tuple[float, PathBound]]
+"""Cuts and their shares -> the same where each stage takes the mean of its seconds in these cuts."""
+
 
 @dataclass(slots=True)
 class CutPlanes:
@@ -51,6 +68,7 @@ class CutPlanes:
         exact        finds the exact seconds of a cut, if those of `trace` are not
         tolerance    relative gap that need not be closed
         ceiling      seconds that a bound need not exceed, whatever the best cut
+        mean         finds a critical path of the mean of cuts
         paths        the paths and blends, also as they are priced
         trails       for each its tasks, the numbers and weights of its parts, or what it is with a price
         known        by its counts, the number of each
@@ -59,6 +77,7 @@ class CutPlanes:
         seen         cut -> exact seconds
         traced       cut -> seconds as traced
         stacked      tables and fixed seconds as arrays
+        means        numbers of the paths of mean seconds
     """
 
     problem: CutProblem
@@ -66,6 +85,7 @@ class CutPlanes:
     exact: Evaluate | None
     tolerance: float
     ceiling: float = np.inf
+    mean: TraceMean | None = None
     paths: list[PathBound] = field(default_factory=list)
     trails: list[Trail] = field(default_factory=list)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -74,6 +94,7 @@ class CutPlanes:
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
     traced: dict[tuple[int, ...], float] = field(default_factory=dict)
     stacked: tuple[Array, Array] | None = None
+    means: list[int] = field(default_factory=list)
 
     @property
     def possible(self) -> Mask:
@@ -215,14 +236,28 @@ class CutPlanes:
     def mix(self, cuts: Sequence[tuple[int, ...]], used: Mixture = ()) -> tuple[Mixture, float]:
         """(the mixture whose least over these cuts is greatest, that least).
 
-        It is of the TOP paths at each cut and those `used` before.
+        It is of the TOP paths at each cut, those `used` before, and those of mean seconds.
         """
-        values = self.at(cuts)
-        top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
-        rows = np.unique(np.concatenate([top, np.array([q for q, _ in used], dtype=np.intp)]))
-        found = best_mixture(values[rows])
-        least = sum(weight * values[rows[q]] for q, weight in found).min()
-        return tuple((int(rows[q]), weight) for q, weight in found), float(least)
+        for _ in range(MEANS):
+            values = self.at(cuts)
+            top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
+            rows = np.unique(np.concatenate([top, np.array([*(q for q, _ in used), *self.means], dtype=np.intp)]))
+            found, _, shares = _solved(values[rows], np.zeros((0, len(cuts))))
+            used = tuple((int(rows[q]), weight) for q, weight in found)
+            least = float(sum(weight * values[q] for q, weight in used).min())
+            if not self._learn_mean(cuts, shares, least):
+                break
+        return used, least
+
+    def _learn_mean(self, cuts: Sequence[tuple[int, ...]], shares: Sequence[float], least: float) -> bool:
+        """Adds the critical path of the mean of cuts; whether it is new and its mean is above `least` seconds."""
+        if self.mean is None or not shares or len(self.means) >= MOST_MEANS:
+            return False
+        known, number = len(self.paths), self.add(self.mean(cuts, shares)[1])
+        if number < known or self.at(cuts)[number] @ np.array(shares) <= least * (1 + RISES):
+            return False
+        self.means.append(number)
+        return True
 
     def mixed(self, mixture: Mixture) -> tuple[Array, float]:
         """(table, fixed seconds) of a mixture."""
@@ -251,6 +286,12 @@ def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...]]
     `over` has a row for each budget: by what part of it each column is above it. Prices are those of whole budgets, in
     the unit of `values`, and at most DEAR times the greatest value.
     """
+    return _solved(values, over)[:2]
+
+
+def _solved(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...], tuple[float, ...]]:
+    """(weights, prices) of `best_priced`, and the dual value of every column, of sum 1; none where there is no optimum.
+    """
     scale = float(values.max()) or 1.0
     solver = pywraplp.Solver.CreateSolver("GLOP")
     weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
@@ -259,16 +300,18 @@ def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...]]
     one = solver.Constraint(1.0, 1.0)
     for weight in weights:
         one.SetCoefficient(weight, 1.0)
+    rows = []
     for column in np.concatenate([values / scale, over]).T.tolist():
-        row = solver.Constraint(0.0, solver.infinity())
+        rows.append(row := solver.Constraint(0.0, solver.infinity()))
         row.SetCoefficient(least, -1.0)
         for variable, value in zip([*weights, *prices], column, strict=True):
             row.SetCoefficient(variable, value)
     solver.Objective().SetCoefficient(least, 1.0)
     solver.Objective().SetMaximization()
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return ((int(values.min(axis=1).argmax()), 1.0),), (0.0,) * len(over)
+        return ((int(values.min(axis=1).argmax()), 1.0),), (0.0,) * len(over), ()
     found = [(q, max(0.0, weight.solution_value())) for q, weight in enumerate(weights)]
-    total = sum(weight for _, weight in found)
+    total, duals = sum(weight for _, weight in found), [abs(row.dual_value()) for row in rows]
     return (tuple((q, weight / total) for q, weight in found if weight > 1e-9 * total),
-            tuple(scale * max(0.0, price.solution_value()) for price in prices))
+            tuple(scale * max(0.0, price.solution_value()) for price in prices),
+            tuple(dual / sum(duals) for dual in duals) if sum(duals) else ())

@@ -37,7 +37,7 @@ from autoddl.search.cut_boxes import (
     least_with_options,
     single_stages,
 )
-from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace
+from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace, TraceMean
 
 __all__ = ["bound_of_paths", "joined", "least_over_cuts"]
 
@@ -59,7 +59,8 @@ FINEST = 1e-11
 
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
                     *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
-                    blends: Sequence[Blend] = (), ceiling: float = math.inf) -> CutSolution:
+                    blends: Sequence[Blend] = (), ceiling: float = math.inf, mean: TraceMean | None = None
+                    ) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
@@ -71,10 +72,11 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         starts       cuts to evaluate first
         blends       mixtures of paths that count as one, where something is known of seconds weighted so
         ceiling      seconds of something better than these cuts: the search stops once its bound reaches them
+        mean         critical paths of the mean of cuts, as `trace_mean` finds them; with them mixtures bound more
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
-    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST), ceiling)
+    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST), ceiling, mean)
     search.add_all([*paths, *(path for blend in blends for path, _ in blend)])
     for blend in blends:
         search.add_blend(blend)
@@ -97,12 +99,13 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
                        tuple(path for path in search.paths if path.path))
 
 
-def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound]) -> tuple[float, CutProof]:
+def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound], mean: TraceMean | None = None
+                   ) -> tuple[float, CutProof]:
     """(seconds that no cut is below, the proof): by the mixture of these paths whose least is greatest, nearly.
 
-    No cut is traced, so this is quick. Raises InputError as `least_over_cuts` does.
+    No cut is traced, only the `mean` of some, as in `least_over_cuts`: so it is quick. Raises InputError as that does.
     """
-    search = CutPlanes(problem, _untraced, None, FINEST)
+    search = CutPlanes(problem, _untraced, None, FINEST, mean=mean)
     search.add_all(paths)
     box, best, mixture = _every_cut(search), (0.0, Mixture([(0, 1.0)])), Mixture()
     cuts = [search.even(box)]

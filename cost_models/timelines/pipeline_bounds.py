@@ -34,12 +34,14 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+import numpy as np
+
 from autoddl.core.pipeline import Action, Schedule
 from autoddl.core.pipeline_cuts import CutProblem, PathBound, StageSeconds
 from autoddl.cost_models.timelines.events import run_sequentially
 from autoddl.cost_models.timelines.pipelines import ONCE, PipelineTasks, pipeline_tasks
 
-__all__ = ["closed_paths", "critical_path", "done_once", "trace_cut"]
+__all__ = ["closed_paths", "critical_path", "done_once", "trace_cut", "trace_mean"]
 
 
 TERMS = {"F": (0,), "B": (1,), "W": (2,), "BW": (1, 2), "gather": (3,), "reduce": (4,), "update": (5,)}
@@ -81,7 +83,15 @@ def _tasks(schedule: Schedule, once: tuple[str, ...]) -> tuple[PipelineTasks, tu
 
 def trace_cut(problem: CutProblem, cut: Sequence[int]) -> tuple[float, PathBound]:
     """`critical_path` of a cut, in blocks per stage, whose stages take their least seconds."""
-    stages = [StageSeconds(*problem.seconds[stage, n - 1].tolist()) for stage, n in enumerate(cut)]
+    return trace_mean(problem, [cut], [1.0])
+
+
+def trace_mean(problem: CutProblem, cuts: Sequence[Sequence[int]], shares: Sequence[float]
+               ) -> tuple[float, PathBound]:
+    """`critical_path` where every stage takes the mean of its least seconds in these cuts, by their shares of sum 1."""
+    rows = [problem.seconds[np.arange(len(cut)), np.array(cut) - 1] * share
+            for cut, share in zip(cuts, shares, strict=True) if share > 0]
+    stages = [StageSeconds(*row) for row in np.sum(rows, axis=0).tolist()]
     once = tuple(what for i, what in enumerate(ONCE, start=3) if bool((problem.seconds[:, :, i] > 0).any()))
     return critical_path(problem.schedule, stages, problem.transfers, once)
 

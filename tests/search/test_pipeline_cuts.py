@@ -14,7 +14,7 @@ from sampling import parametrize_or_slow
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut, trace_mean
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
@@ -55,7 +55,7 @@ def seconds_of(problem: CutProblem, cut: tuple[int, ...]) -> float:
 def solve(problem: CutProblem, tolerance: float = 1e-10, effort: int = 100, ceiling: float = inf) -> CutSolution:
     schedule, once = problem.schedule, ("gather", "reduce", "update") if problem.seconds[:, :, 3:].any() else ()
     return least_over_cuts(problem, closed_paths(schedule, once), partial(trace_cut, problem), tolerance=tolerance,
-                           effort=effort, ceiling=ceiling)
+                           effort=effort, ceiling=ceiling, mean=partial(trace_mean, problem))
 
 
 def chain(name: str, blocks: int, ranks: int, microbatches: int) -> CutProblem:
@@ -85,9 +85,10 @@ def check_chain(seed: int) -> int:
     below = solve(problem, ceiling=0.9 * best)
     assert below.bound == pytest.approx(0.9 * best)
     check_pipeline_bound(problem, below.proof, below.bound)
-    first, proof = bound_of_paths(problem, closed_paths(problem.schedule, once))
-    assert first <= best
-    check_pipeline_bound(problem, proof, first)
+    for mean in (None, partial(trace_mean, problem)):
+        first, proof = bound_of_paths(problem, closed_paths(problem.schedule, once), mean)
+        assert first <= best
+        check_pipeline_bound(problem, proof, first)
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, found.proof, found.bound * 1.01)
     return 1
@@ -123,6 +124,17 @@ def test_eighty_blocks_in_eight_stages(name: str) -> None:
     check_pipeline_bound(problem, found.proof, found.bound)
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, found.proof, found.bound * 1.01)
+
+
+def test_paths_of_mean_seconds_bound_interleaved_stages_more() -> None:
+    """A path that is critical at no cut may say most of all of them."""
+    problem = chain("interleaved:2", 32, 4, 16)
+    most, paths = seconds_of(problem, (4,) * 8), closed_paths(problem.schedule)
+    alone, with_means = (bound_of_paths(problem, paths, mean) for mean in (None, partial(trace_mean, problem)))
+    assert 1.03 * alone[0] < with_means[0] <= most
+    check_pipeline_bound(problem, with_means[1], with_means[0])
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, with_means[1], with_means[0] * 1.01)
 
 
 def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:

@@ -25,7 +25,7 @@ from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBo
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
@@ -224,7 +224,7 @@ class CutSearch:
         self.part.begin(closer)
         problem = cut_problem(self.part, self.schedule, self.flights)
         try:
-            bound, proof = bound_of_paths(problem, self.paths)
+            bound, proof = bound_of_paths(problem, self.paths, partial(trace_mean, likely_problem(problem)))
             if bound > self.bound:
                 self.bound, self.proof = bound, (problem, proof, self.part.places)
         except InputError:
@@ -239,7 +239,8 @@ class CutSearch:
     def _least(self, problem: CutProblem, tolerance: float) -> CutSolution | None:
         """The cut that is least under what is known, within a gap; None where no stage has a plan."""
         try:
-            answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely_problem(problem)),
+            likely = likely_problem(problem)
+            answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
                                      effort=EFFORT if self.rounds else FIRST_EFFORT,
                                      tolerance=tolerance, blends=self.blends, ceiling=self.best)
         except InputError:
