@@ -6,9 +6,9 @@ option with which it is nowhere below the goal. The best weights for a set of cu
     maximise z  subject to  z <= sum over paths of weight * path(cut)  for each cut,  weights >= 0, their sum 1
 
 Its dual values are shares of the cuts, of sum 1: the mean of each path over them is at most z. A path that is critical
-where every stage takes its mean seconds has the greatest mean of all. Where that is above z the path is added: so these
-are all paths that the program needs (Gilmore and Gomory, A linear programming approach to the cutting-stock problem,
-1961). A path that is critical at no cut may be the best to mix.
+where every stage takes its mean seconds has the greatest mean of all. Where that is above z, the path is added. These
+are the generated columns of Gilmore and Gomory (A linear programming approach to the cutting-stock problem, 1961). A
+path that is critical at no cut may be the best to mix.
 """
 
 from collections.abc import Callable, Sequence
