@@ -5,9 +5,10 @@
             (the time line) and measured, in turns on shaped links. Before, the cluster is measured with all ranks
             running, for `seconds`. And the same allowance on unshaped loopback
     loss    steps=500   seeds=3   mine=dp=2,tp=2 (default: what the search finds)   stages=1   microbatches=1
-            layers=4   width=160   ranks=4   batch=16   context=128   first=0 (the first seed)
+            layers=4   width=160   ranks=4   batch=16   context=128   first=0 (the first seed)   into=losses.json
             A byte-level GPT on Python's standard library, its ranks over loopback, by the plan for a cluster of slow
-            links, with AdamW whose rate falls evenly from 1e-3 to 0: the mean loss of the last 50 steps
+            links, with AdamW whose rate falls evenly from 1e-3 to 0: the mean loss of the last 50 steps. What has run
+            is written `into` a file, and the same command again runs what is missing there
 
 Both take allow=gradients=int8;hybrid;sparse=0.01 (default: nothing, and all of ALLOWED): words of --compress, or the
 share of --sparse. A first allowance of nothing is what gains are over: allow=;sparse=0.01 clusters=4x1-20.
@@ -18,7 +19,8 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +38,7 @@ from gpt import gpt
 from small_models import made
 
 import autoddl
+from autoddl.core.files import write_atomically
 from autoddl.core.graph import graph_from_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan, load_plan
@@ -47,7 +50,7 @@ from autoddl.schedule.timeline import predict_timeline
 
 DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
             "allow": "", "seconds": "60", "mine": "", "stages": "1", "microbatches": "1", "layers": "4",
-            "width": "160", "ranks": "4", "batch": "16", "context": "128", "first": "0"}
+            "width": "160", "ranks": "4", "batch": "16", "context": "128", "first": "0", "into": ""}
 ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8",
            "hybrid", "gradients=int4,weights=int4,activations=int4,pipeline=int4", "sparse=0.01", "sparse=0.05")
 SLOW = """name: slow links
@@ -132,7 +135,8 @@ def one_rank(folder: Path, seed: int, one: Trained) -> None:
     leave(0)
 
 
-def loss(one: Trained, ranks: int, seeds: range, allowed: Sequence[str], options: Options) -> None:
+def loss(one: Trained, ranks: int, seeds: range, allowed: Sequence[str], options: Options, into: Path | None) -> None:
+    first = 0.0
     for words in allowed:
         ends = []
         with tempfile.TemporaryDirectory() as name:
@@ -142,11 +146,31 @@ def loss(one: Trained, ranks: int, seeds: range, allowed: Sequence[str], options
             plan = autoddl.plan(module, folder / "slow.yaml", next(one.batches(corpus(), 0)), **chosen)
             plan.save(folder / "plan.json")
             for seed in seeds:
-                launch(ranks, [sys.executable, __file__, "rank", name, *map(str, (seed, *one))])
-                ends.append(statistics.mean(json.loads((folder / "losses.json").read_text())[-LAST:]))
+                run = partial(ended, ranks, [name, *map(str, (seed, *one))])
+                ends.append(kept(into, f"{plan.fingerprint()} {seed} {tuple(one)}", run))
+        mean = statistics.mean(ends)
+        first = first or mean
         print(f"{sum(p.numel() for p in module.parameters()):,} weights, {one.steps} steps  {words or 'nothing':28} "
               f"mesh {plan.mesh}, a rank sends {sent(plan) / 1e6:6.2f} MB a step  seeds from {seeds[0]}: loss "
-              f"{', '.join(f'{end:.4f}' for end in ends)}  mean {statistics.mean(ends):.4f}", flush=True)
+              f"{', '.join(f'{end:.4f}' for end in ends)}  mean {mean:.4f} ({mean / first - 1:+.2%})", flush=True)
+
+
+def ended(ranks: int, given: Sequence[str]) -> float:
+    """The mean of the last losses of a run, whose folder and numbers are `given`."""
+    launch(ranks, [sys.executable, __file__, "rank", *given])
+    return float(statistics.mean(json.loads(Path(given[0], "losses.json").read_text())[-LAST:]))
+
+
+def kept(into: Path | None, key: str, run: Callable[[], float]) -> float:
+    """The number that a file has for `key`; where it has none, what `run` returns, which is then written there."""
+    found = dict[str, float]()
+    if into is not None and into.exists():
+        found |= json.loads(into.read_text())
+    if key not in found:
+        found[key] = run()
+        if into is not None:
+            write_atomically(into, json.dumps(found))
+    return found[key]
 
 
 if __name__ == "__main__":
@@ -162,6 +186,6 @@ if __name__ == "__main__":
         loss(Trained(*(int(options[name]) for name in Trained._fields)), int(options["ranks"]),
              range(first, first + int(options["seeds"])), allowed,
              {"mine": options["mine"] or None, "stages": (int(options["stages"]),),
-              "microbatches": (int(options["microbatches"]),)})
+              "microbatches": (int(options["microbatches"]),)}, Path(options["into"]) if options["into"] else None)
     else:
         sys.exit("name a part: steps or loss")
