@@ -14,7 +14,7 @@ from torch import Tensor
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.float64 import WIDEST, cast, widened
 from autoddl.capture.sample import as_sample, parted
-from autoddl.core.codecs import BLOCK, CODECS
+from autoddl.core.codecs import BLOCK, CODECS, ROOM
 from autoddl.core.conversion import Step
 from autoddl.core.layout import B, Layout, Mesh, P, Split
 from autoddl.core.plan import Plan
@@ -128,6 +128,34 @@ def test_a_coded_collective_errs_by_no_more_than_its_codec(name: str) -> None:
         for found in on_ranks(4, _moved, name, 100 * seed):
             least = -1.0 if CODECS[name].lossless else 0.05
             assert least < found["reduce"] <= 1 and least < found["gather"] <= 1, found
+
+
+def _bytes(mesh: str, axis: int) -> dict[str, set[float]]:
+    """On a rank: by codec, bytes of what it gives each collective over those of the values, for every kind."""
+    made, shapes, found = Mesh.parse(mesh), [(16, 4096), (40, 96)], dict[str, set[float]]()
+    groups = Groups(made, [(axis,)])
+    for source, target in ((P, Split(0)), (Split(0), B), (Split(0), Split(1))):
+        sent = {}
+        for codec in ("", *CODECS):
+            recorder, start = Recorder(), Layout.broadcast(made).replace((axis,), source)
+            (move,) = make_moves([Step((axis,), source, target, codec)], shapes, [start] * 2, groups, recorder)
+            move.run([torch.randn(len(x) // made.sizes[axis] if source != P else len(x), x.shape[1])
+                      for x in map(torch.zeros, shapes)])
+            sent[codec] = sum(one.nbytes for one in (*recorder.executed, *recorder.besides))
+        for codec in CODECS:
+            found.setdefault(codec, set()).add(sent[codec] / sent[""])
+    return found
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("mesh,axis", [("all=4", 0), ("net=2,node=2", 0), ("net=2,node=2", 1)])
+def test_every_kind_of_message_has_the_bytes_of_the_rate_within_a_hundredth(mesh: str, axis: int) -> None:
+    """Gradients are reduced and gathered, weights gathered, activations either or exchanged; scales are in it."""
+    for found in on_ranks(4, _bytes, mesh, axis):
+        assert found.keys() == CODECS.keys()
+        for codec, shares in found.items():
+            rate = (3.5 + 5 / ROOM) / 4 if CODECS[codec].lossless else CODECS[codec].bits / 32
+            assert all(share == pytest.approx(rate, rel=0.01) for share in shares), codec
 
 
 def _lossless(spreads: bool) -> dict[str, object]:
