@@ -1,6 +1,6 @@
 """What sharded states send over three levels of links, and how long steps take:
 
-    sudo python examples/benchmarks/state_layouts.py [STEPS] [PART OF A ROW'S NAME]
+    sudo python examples/benchmarks/state_layouts.py [STEPS] [PARTS OF ROWS' NAMES, with commas] [ROUNDS]
 
 Eight ranks on links of 50, 12.5 and 3.125 MB/s train layers whose batch is split over all ranks, in two microbatches.
 Only how weights, gradients and the optimizer's state are split differs. With weights of P bytes in L layers, m
@@ -10,9 +10,10 @@ microbatches, k members of an axis, and I the product of the sizes of the axes i
     reductions   (k - 1) / k * P / I, once a step; with the gradient split m times; unsplit 2 (k - 1) / k * P / I once,
                  since an all-reduce over several levels cuts inside first
 
-so that an uplink carries what the ranks behind it send over its axis and over all axes outside it. Prints for each row
-the bytes of a step over one uplink of every level: by these forms, planned, counted by the interface; then the seconds
-that are predicted, and the median of those measured, in rounds.
+or of these the part that a codec leaves: 1/4 of weights in int8, 1/8 of gradients in int4. So an uplink carries what
+the ranks behind it send over its axis and over all axes outside it. Prints for each row the bytes of a step over one
+uplink of every level: by these forms, planned, counted by the interface; then the seconds that are predicted, and the
+median of those measured, in rounds.
 """
 
 import sys
@@ -52,16 +53,20 @@ levels:
   - {name: hall, size: 2, bandwidth: 3.125 MB/s, latency: 100 us, shared_by: rack, efficiency: 0.97}
 """
 
-ROWS_OF: Mapping[str, tuple[str, tuple[int, int, int]]] = {
-    "data parallel": ("B B B", (0, 0, 0)),
-    "ZeRO-1": ("S(0) S(0) S(0)", (0, 0, 0)),
-    "ZeRO-2": ("S(0) S(0) S(0)", (1, 1, 1)),
-    "ZeRO-3": ("S(0) S(0) S(0)", (2, 2, 2)),
-    "hybrid shards (HSDP)": ("B B S(0)", (0, 0, 2)),
-    "secondary copy": ("S(1) S(1) S(0)", (0, 0, 2)),
-    "three-level partition": ("S(0) S(0) S(0)", (0, 1, 2)),
+QUANTISED = ("gradients=int4", "weights=int8")
+
+ROWS_OF: Mapping[str, tuple[str, tuple[int, int, int], tuple[str, ...]]] = {
+    "data parallel": ("B B B", (0, 0, 0), ()),
+    "ZeRO-1": ("S(0) S(0) S(0)", (0, 0, 0), ()),
+    "ZeRO-2": ("S(0) S(0) S(0)", (1, 1, 1), ()),
+    "ZeRO-3": ("S(0) S(0) S(0)", (2, 2, 2), ()),
+    "hybrid shards (HSDP)": ("B B S(0)", (0, 0, 2), ()),
+    "secondary copy": ("S(1) S(1) S(0)", (0, 0, 2), ()),
+    "three-level partition": ("S(0) S(0) S(0)", (0, 1, 2), ()),
+    "ZeRO++": ("S(1) S(0) S(0)", (0, 2, 2), QUANTISED),
+    "three levels, coded": ("S(0) S(0) S(1)", (0, 1, 2), QUANTISED),
 }
-"""How states are stored on hall, rack and node, and what is split there besides (`core.state_layouts`)."""
+"""How states are stored on hall, rack and node, what is split there besides (`core.state_layouts`), and codecs."""
 
 
 class Layers(nn.Module):
@@ -86,7 +91,7 @@ def built() -> Layers:
     return Layers()
 
 
-def planned(cluster: Cluster, stored: str, depths: tuple[int, ...]) -> Plan:
+def planned(cluster: Cluster, stored: str, depths: tuple[int, ...], codecs: tuple[str, ...] = ()) -> Plan:
     """The plan that splits the batch everywhere and stores all weights so."""
     layout = Layout.parse(stored)
 
@@ -100,53 +105,55 @@ def planned(cluster: Cluster, stored: str, depths: tuple[int, ...]) -> Plan:
 
         return allowed
 
-    options = PlanOptions(mesh="hall=2,rack=2,node=2", microbatches=(PARTS,))
+    options = PlanOptions(mesh="hall=2,rack=2,node=2", microbatches=(PARTS,), compress=codecs)
     task = task_of(built(), cluster, None, options, "", None)
     return finish(task, search(task, [Candidate(Mesh.parse("hall=2,rack=2,node=2"), region, PARTS)]), 1, options)
 
 
-def formulas(stored: str, depths: tuple[int, ...]) -> dict[str, float]:
+def formulas(stored: str, depths: tuple[int, ...], codecs: tuple[str, ...] = ()) -> dict[str, float]:
     """Bytes of a step over one uplink of every level, by the forms above."""
     states, axes, sent = Layout.parse(stored), ("hall", "rack", "node"), []
+    weights, gradients = (1 / 4, 1 / 8) if codecs else (1.0, 1.0)
     for a in range(3):
         piece = WEIGHTS / 2 / 2 ** (2 - a)
         if states[a] == B:
             sent.append(2 * piece)
             continue
         gathers = PARTS * (2 * LAYERS - 1) / LAYERS if depths[a] == 2 else 1
-        sent.append(piece * (gathers + (PARTS if depths[a] else 1)))
+        sent.append(piece * (gathers * weights + (PARTS if depths[a] else 1) * gradients))
     behind = {"hall": 4, "rack": 2, "node": 1}
     return {axis: behind[axis] * sum(sent[:a + 1]) for a, axis in enumerate(axes)}
 
 
 def shown(name: str, plan: Plan, found: Rehearsal, seconds: list[float]) -> str:
     """A row."""
-    stored, depths = ROWS_OF[name]
     cells = []
-    for level, nbytes in formulas(stored, depths).items():
+    for level, nbytes in formulas(*ROWS_OF[name]).items():
         up = next(one for one in found.uplinks if one.level == level)
         cells.append(f"{nbytes / 1e6:.3f} / {up.planned / 1e6:.3f} / {up.left / 1e6:.3f}")
     return f"| {name} | {' | '.join(cells)} | {plan.predicted.seconds:.2f} | {median(seconds):.2f} |"
 
 
-def main(steps: int, wanted: str) -> None:
-    """Plans and rehearses every row with that in its name, in three rounds."""
+def main(steps: int, wanted: str, rounds: int) -> None:
+    """Plans and rehearses every row with one of those in its name, in rounds."""
     cluster = parse_cluster(LINKS, "three-levels")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "three-levels.yaml")
         place.write_text(LINKS)
-        plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items() if wanted in name}
+        plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items()
+                 if any(word in name for word in wanted.split(","))}
         seconds: dict[str, list[float]] = {name: [] for name in plans}
-        for _ in range(3):
+        for _ in range(rounds):
             for name, plan in plans.items():
                 file = Path(folder, "plan.json")
                 plan.save(file)
                 found = rehearse(file, plan, Factory(__file__, "built", {}), steps=steps)
                 assert not found.collective_mismatches, name
                 seconds[name] += found.step_seconds[1:]
-                if len(seconds[name]) == 3 * (steps - 1):
+                if len(seconds[name]) == rounds * (steps - 1):
                     print(shown(name, plan, found, seconds[name]), flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4, sys.argv[2] if len(sys.argv) > 2 else "")
+    given = [*sys.argv[1:], *("4", "", "3")[len(sys.argv) - 1:]]
+    main(int(given[0]), given[1], int(given[2]))

@@ -37,6 +37,11 @@ levels:
 """
 
 
+THREE = SLOW.replace("size: 4, bandwidth: 10 MB/s", "size: 2, bandwidth: 10 MB/s").replace(
+    "levels:", "levels:\n  - {name: pair, size: 2, bandwidth: 50 MB/s, latency: 1 us}")
+"""The node's devices in pairs."""
+
+
 class Layers(nn.Module):
     """Layers whose weights backward reads, all but the first."""
 
@@ -94,15 +99,19 @@ def test_a_secondary_copy_keeps_gathers_inside_a_node(parts: int) -> None:
     assert found["node"] == pytest.approx(parts * (GATHERS + LAYERS) * 3 / 4 * BYTES, rel=1e-3)
 
 
-def test_quantised_weights_and_gradients_take_a_quarter_of_three_models_across_nodes() -> None:
+@pytest.mark.parametrize(("links", "mesh", "ends"), [(SLOW, "net=2,node=4", "S(0)"),
+                                                     (THREE, "net=2,node=2,pair=2", "S(0) S(0)")])
+def test_quantised_weights_and_gradients_take_a_quarter_of_three_models_across_nodes(links: str, mesh: str, ends: str
+                                                                                    ) -> None:
     """ZeRO++ (Wang et al. 2023): 3 M across nodes become 0.75 M with int8 weights, a copy in each node, and int4
     gradients in two hops; the scales are in it."""
-    wide, place = 512, parse_cluster(SLOW, "slow")
+    wide, place = 512, parse_cluster(links, "slow")
     options = {"wide": wide, "dtype": torch.bfloat16, "cluster": place}
     whole = 2 * wide * wide / 4 / 2  # of a weight, what a rank of four in a node sends to the other node
-    three = sent("net=2,node=4", "S(1) S(0)", (2, 2), 1, **options)["net"]  # type: ignore[arg-type]
+    depths = (2,) * len(ends.split())
+    three = sent(mesh, f"S(1) {ends}", (2, *depths), 1, **options)["net"]  # type: ignore[arg-type]
     assert three == pytest.approx((GATHERS + LAYERS) * whole, rel=1e-3)
-    plus = sent("net=2,node=4", "S(1) S(0)", (0, 2), 1, codecs=("gradients=int4", "weights=int8"),
+    plus = sent(mesh, f"S(1) {ends}", (0, *depths), 1, codecs=("gradients=int4", "weights=int8"),
                 **options)["net"]  # type: ignore[arg-type]
     assert plus == pytest.approx(0.75 * LAYERS * whole, rel=0.01)
 
