@@ -1,8 +1,9 @@
-"""How long planning takes, as tables: python examples/benchmarks/search_table.py [plans] [growth] [descent] [four]
+"""How long planning takes, as tables: python examples/benchmarks/search_table.py [TABLE ...]
 
     plans     whole commands, from process start: wall and CPU seconds, memory, what capture and search took, gap
     growth    CPU seconds of the solver alone by depth and by ranks, without and with a budget that binds
     four      the largest two of `plans` with meshes of four axes too: minutes each, only where it is asked for
+    lossless  those of one model on 64 GPUs, each without and with messages that may be sent lossless, in turn
     descent   coordinate descent (20 restarts) against the exact solver: how often and by how much it loses
 """
 
@@ -55,6 +56,13 @@ def four() -> Iterator[Row]:
     """The rows whose microbatches are free, on meshes of up to four axes."""
     return plans([(f"{title}, up to 4 axes", factory, cluster, [*options, "--max-axes", "4"], settings)
                   for title, factory, cluster, options, settings in PLANS if "--microbatches" in options])
+
+
+def lossless() -> Iterator[Row]:
+    """The rows of Llama-3-8B, each followed by itself with every lossless codec."""
+    return plans([(f"{title}{', lossless' * bool(more)}", factory, cluster, [*options, *more], settings)
+                  for title, factory, cluster, options, settings in PLANS if factory == "llama.py:llama3_8b"
+                  for more in ([], ["--compress", "lossless"])])
 
 
 def plans(asked: Sequence[Asked] = PLANS) -> Iterator[Row]:
@@ -174,7 +182,7 @@ def write(rows: Iterator[Row]) -> None:
 
 if __name__ == "__main__":
     tables: dict[str, Callable[[], Iterator[Row]]] = {"plans": plans, "growth": growth, "descent": descent,
-                                                      "four": four}
+                                                      "four": four, "lossless": lossless}
     print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
           f"load {os.getloadavg()[0]:.1f}\n")
     for word in sys.argv[1:] or ("plans", "growth", "descent"):

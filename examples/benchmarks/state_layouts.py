@@ -13,7 +13,7 @@ microbatches, k members of an axis, and I the product of the sizes of the axes i
 or of these the part that a codec leaves: 1/4 of weights in int8, 1/8 of gradients in int4. So an uplink carries what
 the ranks behind it send over its axis and over all axes outside it. Prints for each row the bytes of a step over one
 uplink of every level: by these forms, planned, counted by the interface; then the seconds that are predicted, and the
-median of those measured, in rounds.
+median of those measured, in rounds. Without rounds (0) it prints what is predicted alone, and needs no root.
 """
 
 import sys
@@ -135,7 +135,7 @@ def shown(name: str, plan: Plan, found: Rehearsal, seconds: list[float]) -> str:
 
 
 def main(steps: int, wanted: str, rounds: int) -> None:
-    """Plans and rehearses every row with one of those in its name, in rounds."""
+    """Plans every row with one of those in its name, and rehearses it, in rounds."""
     cluster = parse_cluster(LINKS, "three-levels")
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder, "three-levels.yaml")
@@ -143,6 +143,9 @@ def main(steps: int, wanted: str, rounds: int) -> None:
         plans = {name: planned(cluster, *row) for name, row in ROWS_OF.items()
                  if any(word in name for word in wanted.split(","))}
         seconds: dict[str, list[float]] = {name: [] for name in plans}
+        for name, plan in plans.items() if not rounds else ():
+            print(f"{name}: {plan.predicted.seconds:.3f} s predicted, a rank sends "
+                  f"{sum(plan.predicted.volume.values()) / 1e6:.3f} MB", flush=True)
         for _ in range(rounds):
             for name, plan in plans.items():
                 file = Path(folder, "plan.json")
