@@ -14,11 +14,18 @@ or of these the part that a codec leaves: 1/4 of weights in int8, 1/8 of gradien
 the ranks behind it send over its axis and over all axes outside it. Prints for each row the bytes of a step over one
 uplink of every level: by these forms, planned, counted by the interface; then the seconds that are predicted, and the
 median of those measured, in rounds. Without rounds (0) it prints what is predicted alone, and needs no root.
+
+    python examples/benchmarks/state_layouts.py frontier
+
+A model alone, nothing measured: steps of 20 billion weights on 48 nodes of Frontier, by microbatches of a step and by
+what a microbatch computes, in seconds; how many times as fast ZeRO++ and the three levels are as ZeRO-3, and the latter
+as the former, beside the published ratios. Messages are closed forms, priced as collectives that hide nothing.
 """
 
 import sys
 import tempfile
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +38,7 @@ from autoddl.core import graph as graphs
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.cost_models import Cluster, Group, collective, parse_cluster
 from autoddl.launch.rehearse import Rehearsal, rehearse
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.mesh_search import search
@@ -134,6 +141,26 @@ def shown(name: str, plan: Plan, found: Rehearsal, seconds: list[float]) -> str:
     return f"| {name} | {' | '.join(cells)} | {plan.predicted.seconds:.2f} | {median(seconds):.2f} |"
 
 
+def frontier() -> None:
+    """Prints the ratios; weights are gathered in pairs, gradients reduced in nodes, by the three levels."""
+    text = Path(__file__).parent.parent.joinpath("clusters", "frontier.yaml").read_text(encoding="utf-8")
+    cluster, size = parse_cluster(text.replace("size: 16", "size: 48"), "frontier"), 2.0 * 20e9
+    every, node, pair, nodes, pairs = (Group((one,)) for one in ((384, 1), (8, 1), (2, 1), (48, 8), (192, 2)))
+
+    def took(kind: str, group: Group, nbytes: float) -> float:
+        return collective(cluster, kind, group, nbytes).seconds
+
+    third = 2 * took("all-gather", every, size) + took("reduce-scatter", every, size)
+    plus = (took("all-gather", every, size / 2) + took("all-gather", node, size) + took("all-to-all", node, size / 4)
+            + took("all-to-all", nodes, size / 32))
+    each = 2 * took("all-gather", pair, size) + took("reduce-scatter", node, size)
+    once = took("reduce-scatter", nodes, size / 8) + took("all-gather", pairs, size / 2)
+    print("published: 1.405, 2.398, 1.707")
+    for parts, compute in product((1, 4, 16), (0.05, 0.1, 0.2, 0.7, 4.0)):
+        a, b, c = (parts * (compute + sent) for sent in (third, plus, each + once / parts))
+        print(f"{parts:2} microbatches that compute {compute} s: {a / b:.3f}, {a / c:.3f}, {b / c:.3f}")
+
+
 def main(steps: int, wanted: str, rounds: int) -> None:
     """Plans every row with one of those in its name, and rehearses it, in rounds."""
     cluster = parse_cluster(LINKS, "three-levels")
@@ -158,5 +185,8 @@ def main(steps: int, wanted: str, rounds: int) -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["frontier"]:
+        frontier()
+        sys.exit()
     given = [*sys.argv[1:], *("4", "", "3")[len(sys.argv) - 1:]]
     main(int(given[0]), given[1], int(given[2]))
