@@ -9,6 +9,10 @@
     weights     once a step, which is a tenth of what the update moves (TransformerEngine, is_first_microbatch): not
                 counted here
 
+    experts     a product with a matrix for each of many experts wants rows in multiples of 16. Rows are copied to where
+                they are padded before the first product, and back behind the last: 4 bytes a value, and of the
+                gradients as many (Megatron-Core, moe/experts.py: quantization_padding, quantization_unpadding)
+
 Ranks that share a product cast each its part, and then gather it (TransformerEngine with sequence parallelism). What
 they gather is transposed alone: 1 byte read, 1 written.
 
@@ -23,13 +27,14 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from autoddl.core.graph import Graph, Op
+from autoddl.core.hubs import HUB
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Device
 from autoddl.operators.families import family_of
 from autoddl.operators.work import VIEWS, base, is_product, work
 
-__all__ = ["CAST", "Cast", "cast_bytes", "narrow_products"]
+__all__ = ["CAST", "PADDED", "Cast", "cast_bytes", "narrow_products"]
 
 CAST = 4
 """Bytes that a cast moves per value: 2 read, 1 written, 1 written transposed."""
@@ -37,6 +42,10 @@ TURNED = 2
 """Bytes that transposing moves per value that was cast elsewhere."""
 SCALED = 2
 """Bytes more per value where the scale is that of the values themselves."""
+PADDED = 4
+"""Bytes that copying rows of experts to where they are padded, or back, moves per value: 2 read, 2 written."""
+MATRICES = 3
+"""Dims of weights that hold a matrix for each expert."""
 
 
 class Cast(NamedTuple):
@@ -52,6 +61,8 @@ class Cast(NamedTuple):
     """Its flops, on all ranks together."""
     normed: bool = False
     """Whether a norm made what it reads."""
+    padded: float = 0.0
+    """Values that are copied to pad rows of experts and to take the padding out, on all ranks together."""
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +81,23 @@ def narrow_products(graph: Graph) -> Mapping[str, Cast]:
             found[op.name] = found[op.name]._replace(normed=any(t in normed for t in op.inputs))
         if family_of(base(op)).curve == "normalise" or (base(op) in VIEWS and not normed.isdisjoint(op.inputs)):
             normed.update(op.outputs)
+    for name, values in _padded(graph, found, weights).items():
+        found[name] = found[name]._replace(padded=values)
     return MappingProxyType(found)
+
+
+def _padded(graph: Graph, found: Mapping[str, Cast], weights: frozenset[int]) -> dict[str, float]:
+    """By name of a product of experts, the values that are copied for padding: before the first and behind the last."""
+    behind, last, values = dict[int, str](), set[str](), dict[str, float]()
+    for op in graph.ops:
+        before = {behind[t] for t in op.inputs if t in behind}
+        if op.name in found and any(t in weights and len(graph.tensors[t].shape) == MATRICES for t in op.inputs):
+            values[op.name] = 0.0 if before else found[op.name].read
+            last = (last - before) | {op.name}
+            behind.update(dict.fromkeys(op.outputs, op.name))
+        elif before and (base(op) in VIEWS or family_of(base(op)).rule == "elementwise" or op.target == HUB):
+            behind.update(dict.fromkeys(op.outputs, min(before)))
+    return {name: value + found[name].written * (name in last) for name, value in values.items()}
 
 
 def _is_weighted(op: Op, weights: frozenset[int]) -> bool:

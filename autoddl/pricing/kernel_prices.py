@@ -15,7 +15,7 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import local_shape
 from autoddl.cost_models import Device, Kernel, collective, elementwise_seconds, kernel_seconds
 from autoddl.operators.fusion import ALONE, Chained
-from autoddl.operators.narrow_products import Cast, cast_bytes
+from autoddl.operators.narrow_products import PADDED, Cast, cast_bytes
 from autoddl.operators.ring import SHIFT
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, work
@@ -104,8 +104,9 @@ def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -
     if cast is None:
         return forward, backward
     share, read = ways[0][0].flops / cast.flops, sum(prod(inputs[k]) for k in cast.places)
-    return (_and_cast(device, forward, cast_bytes(device, read, share * cast.read, cast.normed)),
-            _and_cast(device, backward, cast_bytes(device, prod(outputs[0]), share * cast.written)))
+    padded = PADDED * share * cast.padded
+    return (_and_cast(device, forward, cast_bytes(device, read, share * cast.read, cast.normed) + padded),
+            _and_cast(device, backward, cast_bytes(device, prod(outputs[0]), share * cast.written) + padded))
 
 
 def _and_cast(device: Device, kernels: tuple[float, ...], nbytes: float) -> tuple[float, ...]:

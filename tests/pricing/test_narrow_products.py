@@ -15,7 +15,7 @@ from autoddl.core.layout import Layout, Mesh
 from autoddl.cost_models import Cluster, Kernel, elementwise_seconds, kernel_seconds, load_device, parse_cluster
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.software import SOFTWARE, run_by
-from autoddl.operators.narrow_products import CAST, SCALED, TURNED, narrow_products
+from autoddl.operators.narrow_products import CAST, PADDED, SCALED, TURNED, narrow_products
 from autoddl.pricing.floors import floor_seconds
 from autoddl.pricing.kernel_prices import Kernels, pass_seconds
 from autoddl.pricing.price import Pricing
@@ -73,6 +73,36 @@ def test_a_narrow_product_has_the_rate_of_its_dtype_and_moves_what_it_casts() ->
         assert forward == pytest.approx(product + cast)
         plain = passes(pricing(run_by(PLACE, SOFTWARE["nemo"])), "down")[1]
         assert plain / 2 < backward < plain / 2 + 1.5 * cast
+
+
+class Experts(nn.Module):
+    """Two matrices for each of four experts with a gate between, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.empty(4, WIDTH, WIDTH)) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        done: Tensor = self.head(F.silu(x @ self.up) @ self.down).square().mean()
+        return done
+
+
+def test_rows_of_experts_are_padded_once_and_the_padding_is_taken_out_once() -> None:
+    with torch.device("meta"):
+        graph = capture(Experts().to(torch.bfloat16), (torch.zeros(4, 2048, WIDTH, dtype=torch.bfloat16),)).graph
+    made = Pricing(add_hubs(graph), Mesh.parse("node=1"), DELAYED)
+    values = 4.0 * 2048 * WIDTH
+    assert [cast.padded for cast in made.narrow.values()] == [values, values]
+    op = next(op for op in made.graph.ops if op.name in made.narrow)
+    whole, bare = Layout.broadcast(made.mesh), Kernels.of(made, op, made.graph.differentiable())
+    bare = replace(bare, cast=made.narrow[op.name]._replace(padded=0.0))
+    choice = Choice((whole,) * len(op.inputs), (whole,), (), ())
+    more = elementwise_seconds(DELAYED.device, PADDED * values) - DELAYED.device.launch
+    inputs, outputs = (tuple(made.graph.tensors[t].shape for t in ts) for ts in (op.inputs, op.outputs))
+    for padded, plain in zip(pass_seconds(made, op, choice, made.graph.differentiable()), bare.seconds(inputs, outputs),
+                             strict=True):
+        assert sum(padded) - sum(plain) == pytest.approx(more)
 
 
 def test_ranks_that_share_a_product_cast_a_part_each_and_transpose_the_rest() -> None:
