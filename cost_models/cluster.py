@@ -14,7 +14,7 @@ What the words mean is said in `machine`, where the values are; this module only
 Devices that differ between parts of a cluster: what all of them can do.
 
     memory, bandwidth, peak per dtype, efficiencies    the least of any part
-    launch                                             the longest
+    launch, part of exponentials in attention          the longest, the largest
     units                                              the fewest
 
 An even split waits for the slowest rank and must fit the smallest, so this device prices it.
@@ -137,6 +137,7 @@ def _device(written: WrittenDevice) -> Device:
     return Device(written.name, written.kind, written.memory, written.bandwidth, tuple(sorted(written.peak.items())),
                   launch, written.efficiency, written.memory_efficiency, written.units,
                   tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency,
+                  exponentials=written.exponentials,
                   compiled=written.compiled, by_hand=written.by_hand,
                   narrow=written.narrow or "", scaling=written.scaling)
 
@@ -193,6 +194,7 @@ def weakest_device(devices: Sequence[Device]) -> Device:
                   efficiency=min(device.efficiency for device in devices),
                   memory_efficiency=min(device.memory_efficiency for device in devices),
                   elementwise_efficiency=min(d.elementwise_efficiency or d.memory_efficiency for d in devices),
+                  exponentials=max(device.exponentials for device in devices),
                   units=min(device.units for device in devices),
                   kernels=tuple((name, min(device.efficiency_of(name) for device in devices)) for name in kernels),
                   compiled=all(device.compiled for device in devices),

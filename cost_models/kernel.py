@@ -3,7 +3,8 @@
     matmul     min over tiles (a, b) and splits s of the contraction of
                    waves * 2 a b (k/s + PROLOGUE) / (peak e r / units)
                with waves = ceil(batch ceil(m/a) ceil(n/b) s / units)
-    attention  waves of query blocks: blocks = batch heads * ceil(queries / BLOCK), each over the keys it sees
+    attention  waves of query blocks: blocks = batch heads * ceil(queries / BLOCK), each over the keys it sees;
+               a score takes (x + (1 - x) d / HEAD) times what it takes in heads of width d = HEAD
     memory     bytes / (bandwidth * elementwise efficiency)
     all        max(compute, bytes) + launch
 
@@ -12,6 +13,7 @@ with
     peak     peak of the dtype, flop/s
     e        fraction of the peak that the largest products reach on the device
     r        rate of a tile as a fraction of the largest tile's
+    x        part of the seconds of attention that go by scores: one exponential each, whatever the width of a head
     units    multiprocessors that share the peak
 
 A wave takes as long with one tile as with one for each unit (NVIDIA, "Matrix multiplication background user's guide",
@@ -56,6 +58,8 @@ MISALIGNED = 0.5
 """Fraction of their rate that tensor cores reach on other dims, which they load in pieces; assumed."""
 BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
+HEAD = 128
+"""Width of the heads at which a device reaches its efficiency of attention."""
 
 
 @lru_cache(maxsize=500_000)
@@ -112,9 +116,19 @@ def _roofline(device: Device, flops: float, nbytes: float, kernel: Kernel) -> fl
 
 def _efficiency(device: Device, kernel: Kernel) -> float:
     """e: the fraction of the peak that the largest kernels of this kind, or of this dtype, reach."""
-    if kernel.kind.startswith("attention") or kernel.kind in dict(device.kernels):
+    if kernel.kind.startswith("attention"):
+        return _of_heads(device, device.efficiency_of(kernel.kind), kernel)
+    if kernel.kind in dict(device.kernels):
         return device.efficiency_of(kernel.kind)
     return device.efficiency_of(device.runs_as(kernel.dtype))
+
+
+def _of_heads(device: Device, usual: float, kernel: Kernel) -> float:
+    """The fraction that attention reaches with heads of its width: of wide ones at most that of products."""
+    if not device.exponentials or len(kernel.shape) < 4:
+        return usual
+    own = usual / (device.exponentials * HEAD / kernel.shape[3] + 1 - device.exponentials)
+    return min(own, max(usual, device.efficiency))
 
 
 def _matmul(device: Device, kernel: Kernel) -> float:

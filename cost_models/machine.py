@@ -107,6 +107,8 @@ class Device:
         curves                     canonical JSON of the kernels that a calibration timed (`curves`), "" without
         elementwise_efficiency     fraction of the bandwidth that kernels reach which compute on what they read: norms,
                                    softmax, products that wait for memory; None: `memory_efficiency`
+        exponentials               part of the seconds of fused attention with heads of `kernel.HEAD` that go by scores,
+                                   whatever the width of a head
         host                       CPU seconds of its collectives, where a calibration timed them
         compiled                   whether programs are compiled, so that elementwise ops in a row are one kernel
         by_hand                    whether such kernels are written by hand (`operators.fusion`)
@@ -127,6 +129,7 @@ class Device:
     kernels: tuple[tuple[str, float], ...] = ()
     curves: str = ""
     elementwise_efficiency: float | None = None
+    exponentials: float = 0.0
     host: Host | None = None
     compiled: bool = False
     by_hand: bool = False
@@ -287,7 +290,7 @@ class Cluster:
             if level["reduces"] is None:
                 level.pop("reduces")
         for device in (tree["device"], *(part for part, _ in tree["parts"])):
-            for timed in ("curves", "host", *_PROGRAM):
+            for timed in ("curves", "host", *_PROGRAM, *(("exponentials",) if not device["exponentials"] else ())):
                 device.pop(timed)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:12]
 

@@ -3,7 +3,7 @@
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
-              units, kernels, compiled, by_hand, narrow, scaling
+              exponentials, units, kernels, compiled, by_hand, narrow, scaling
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth, reduces
     reduces   true, or rate, block, memory of its switches
@@ -122,6 +122,7 @@ class WrittenDevice(Written):
     efficiency: Fraction = 0.8
     memory_efficiency: Fraction = 0.85
     elementwise_efficiency: Fraction | None = None
+    exponentials: float = Field(default=0.0, ge=0, le=1)
     units: StrictInt = Field(default=0, ge=0)
     kernels: dict[KernelName, Fraction] = Field(default_factory=dict)
     compiled: StrictBool = False

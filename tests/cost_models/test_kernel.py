@@ -49,6 +49,19 @@ def test_causal_attention_computes_the_diagonal_whole() -> None:
     assert kernel_seconds(TOY, causal) == pytest.approx(flops / 2 * (1024 + 128) / 1024 / (1e12 * 0.25) + 1e-6)
 
 
+def test_narrow_heads_take_as_long_for_a_score_as_their_exponentials_say() -> None:
+    """On a device where they decide alone, half the width is half the rate; wide heads reach that of products."""
+    device = replace(TOY, exponentials=1.0)
+
+    def rate(head: int) -> float:
+        flops = 4.0 * 80 * 1024 * head * 1024
+        kernel = Kernel("attention", (80, 1024, 1024, head, 0), flops, 1.0, "bfloat16")
+        assert least_seconds(device, kernel, 2) <= kernel_seconds(device, kernel) / 2 + device.launch
+        return flops / (kernel_seconds(device, kernel) - device.launch)
+
+    assert [rate(head) for head in (64, 128, 256, 512)] == pytest.approx([0.125e12, 0.25e12, 0.5e12, 0.5e12])
+
+
 def test_memory_is_bytes_and_a_device_without_units_is_a_roofline() -> None:
     moved = Kernel("memory", (), 0.0, 8.5e14, "bfloat16")
     assert kernel_seconds(TOY, moved) == pytest.approx(1 + 1e-6)
