@@ -21,7 +21,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models.intervals import NODE, REGIMES, Interval, regime
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
-from autoddl.validation.scores import PricedRun
+from autoddl.validation.scores import PricedRun, groups
 
 __all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "intervals_text", "regime_of", "winners"]
 
@@ -85,9 +85,13 @@ class Winners:
 
 
 def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
-    """By source, how often the configuration that is called faster is the faster one."""
+    """By source, how often the configuration that is called faster is the faster one.
+
+    Runs that are described alike are one configuration, by their means (`scores.groups`).
+    """
     rows, told = _priced(found), dict[str, Winners]()
-    for source, own in _by_source(rows).items():
+    for source, every in _by_source(rows).items():
+        own = [one for group in groups(every) for one in group]
         others = [row for row in rows if row.run.source != source]
         called = [log(_per_token(a, predicted=True) / _per_token(b, predicted=True)) *
                   log(_per_token(a) / _per_token(b)) for a, b in _pairs(own)

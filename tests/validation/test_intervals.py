@@ -70,10 +70,12 @@ def test_runs_inside_a_node_and_on_several_have_widths_of_their_own(tmp_path: Pa
 def test_the_called_winner_is_right_where_it_is_faster(tmp_path: Path) -> None:
     one = run(tmp_path)
     measured, predicted = (1.0, 1.2, 1.4, 1.1), (1.0, 1.3, 1.2, 1.0)
-    found = [PricedRun(replace(one, source="mine", row=str(i), seconds=a), b)
+    found = [PricedRun(replace(one, source="mine", row=str(i), notes=f"as {i}", seconds=a), b)
              for i, (a, b) in enumerate(zip(measured, predicted, strict=True))]
     others = rows(tmp_path, "other", (1.0, exp(0.02), exp(0.05)))  # whose pairs lie 0.05 apart in 8 of 10 cases
     assert winners([*found, *others])["mine"] == Winners(pairs=6, called=5, right=4)
+    again = [replace(one, run=replace(one.run, row=f"{one.run.row} again")) for one in found]
+    assert winners([*found, *again, *others])["mine"] == Winners(pairs=6, called=5, right=4)
 
 
 def test_runs_of_ones_own_make_an_interval_narrow_and_centred() -> None:
