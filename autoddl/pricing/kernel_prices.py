@@ -13,7 +13,7 @@ from typing import Any
 
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import local_shape
-from autoddl.cost_models import Device, Kernel, collective, elementwise_seconds, kernel_seconds
+from autoddl.cost_models import Device, Kernel, collective, copy_seconds, elementwise_seconds, kernel_seconds
 from autoddl.operators.fusion import ALONE, Chained
 from autoddl.operators.narrow_products import PADDED, Cast, cast_bytes
 from autoddl.operators.ring import SHIFT
@@ -104,16 +104,16 @@ def _on_pieces(kernels: Kernels, inputs: Shapes, outputs: Shapes, inner: bool) -
     if cast is None:
         return forward, backward
     share, read = ways[0][0].flops / cast.flops, sum(prod(inputs[k]) for k in cast.places)
-    padded = PADDED * share * cast.padded
-    return (_and_cast(device, forward, cast_bytes(device, read, share * cast.read, cast.normed) + padded),
-            _and_cast(device, backward, cast_bytes(device, prod(outputs[0]), share * cast.written) + padded))
+    padded = copy_seconds(device, PADDED * share * cast.padded) if cast.padded else 0.0
+    return (_and_cast(device, forward, cast_bytes(device, read, share * cast.read, cast.normed), padded),
+            _and_cast(device, backward, cast_bytes(device, prod(outputs[0]), share * cast.written), padded))
 
 
-def _and_cast(device: Device, kernels: tuple[float, ...], nbytes: float) -> tuple[float, ...]:
-    """The kernels of a narrow product, the first with the cast of what it reads beside weights."""
-    if not kernels or not nbytes:
+def _and_cast(device: Device, kernels: tuple[float, ...], nbytes: float, padded: float) -> tuple[float, ...]:
+    """The kernels of a narrow product, the first with the cast of what it reads beside weights, and its padding."""
+    if not kernels:
         return kernels
-    return (kernels[0] + elementwise_seconds(device, nbytes), *kernels[1:])
+    return (kernels[0] + (elementwise_seconds(device, nbytes) if nbytes else 0.0) + padded, *kernels[1:])
 
 
 def computed_dtype(graph: Graph, op: Op) -> str:
