@@ -115,7 +115,10 @@ class Dense(nn.Module):
 
 
 class Experts(nn.Module):
-    """(batch, length, width) -> (experts, tokens of each, width) -> products -> back; a router besides."""
+    """(batch, length, width) -> (experts, tokens of each, width) -> products -> back; a router besides.
+
+    Tokens of an expert are in the order of the batch, so that ranks which share no experts keep the rows they have.
+    """
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -129,10 +132,10 @@ class Experts(nn.Module):
         count, top = self.shape.experts, self.shape.top_k
         weight = torch.softmax(self.router(x), -1)
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
-        sent = copies.permute(2, 1, 0, 3).clone().reshape(count, -1, width)
+        sent = copies.permute(2, 0, 1, 3).clone().reshape(count, -1, width)
         gate, up = (sent @ self.up).view(count, sent.shape[1], -1, 2).unbind(3)
-        done = ((F.silu(gate) * up) @ self.down).view(count, -1, batch, width)
-        back = done.permute(2, 1, 0, 3).clone().reshape(batch, length, top, width)
+        done = ((F.silu(gate) * up) @ self.down).view(count, batch, -1, width)
+        back = done.permute(1, 2, 0, 3).clone().reshape(batch, length, top, width)
         mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2)
         return mixed
 

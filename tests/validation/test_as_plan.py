@@ -14,7 +14,8 @@ from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import Options
 from autoddl.planner.question import question_of
 from autoddl.schedule.run_step import run_seconds
-from autoddl.validation.as_plan import UNBOUND, price_as_plan
+from autoddl.schedule.timeline import predict_timeline
+from autoddl.validation.as_plan import UNBOUND, flat_plan, price_as_plan
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.templates import model, model_graph
 from autoddl.validation.validate import validate
@@ -88,6 +89,15 @@ def test_a_pipeline_takes_what_its_plan_says_and_what_the_program_adds(tmp_path:
     assert quick.overlaps == frozenset()
     more = price_as_plan(replace(one, layers=4), 2)
     assert more > price_as_plan(one, 2)
+
+
+def test_tokens_go_to_experts_among_the_ranks_that_share_them_alone(tmp_path: Path) -> None:
+    one = run(tmp_path, **SMALL | {"layers": 1, "n_gpus": 4, "dp": 4, "tp": 1, "ep": 2, "moe_experts": 4, "moe_topk": 2,
+                                   "gated_ffn": 1, "microbatch": 4})
+    asked = RunPlan.of(one, 4)
+    found = flat_plan(asked, model_graph(asked.shape, 1, asked.precision))
+    sent = [(one.kind, one.axes) for one in predict_timeline(found.plan, found.graph, asked.cluster).step.events]
+    assert [axes for kind, axes in sent if kind == "all-to-all"] == ["ep"] * 4  # there and back, and backward
 
 
 def test_what_is_no_plan_says_why(tmp_path: Path) -> None:
