@@ -11,6 +11,7 @@ Plans are chosen once and priced twice. A kind of device that has no other sourc
     RUNS.csv --priced FILE      prices are kept in FILE, a JSON object a line, and those that it has are not made again
              --every N          every N-th run of a source with more than 12
              --workers N        processes
+             --pairs            the pairs of configurations that are predicted in the wrong order, left out
 """
 
 import argparse
@@ -122,6 +123,25 @@ def kendall(rows: Sequence[PricedRun]) -> float | None:
     return fmean(told) if told else None
 
 
+def reversed_pairs(rows: Sequence[PricedRun]) -> list[str]:
+    """A line for every pair of configurations whose order is predicted the other way round than it was measured."""
+    def ratio(a: PricedRun, b: PricedRun) -> tuple[float, float]:
+        tokens = b.run.batch * b.run.seq / (a.run.batch * a.run.seq)
+        return (a.seconds or 0.0) / (b.seconds or 1.0) * tokens, a.run.seconds / b.run.seconds * tokens
+
+    def words(run: Run) -> str:
+        return (f"{run.row}: {run.precision} dp={run.dp},tp={run.tp},pp={run.pp},cp={run.cp},ep={run.ep},"
+                f"vp={run.chunks},zero={run.zero_stage} microbatch {run.microbatch} of {run.batch} x {run.seq}")
+
+    found = []
+    for a, b in (pair for group in groups(rows) for pair in combinations(group, 2)):
+        predicted, measured = ratio(a, b)
+        if (predicted - 1) * (measured - 1) < 0:
+            found.append(f"{a.run.model}, {a.run.gpus} devices, {words(a.run)} against {words(b.run)}: "
+                         f"{100 * (predicted - 1):+.1f} % predicted, {100 * (measured - 1):+.1f} % measured")
+    return found
+
+
 def main() -> None:
     """Prints errors by source, as shipped and left out, and what the left-out prices are good for."""
     asked = argparse.ArgumentParser()
@@ -129,6 +149,7 @@ def main() -> None:
     asked.add_argument("--priced", type=Path)
     asked.add_argument("--every", type=int, default=1)
     asked.add_argument("--workers", type=int, default=2)
+    asked.add_argument("--pairs", action="store_true")
     words = asked.parse_args()
     every = priced_runs(taken(read_runs(words.runs), words.every), words.priced, words.workers)
     rows = [one for one in every if one.seconds is not None]
@@ -144,6 +165,9 @@ def main() -> None:
         texts.insert(3, "-" if tau is None else f"{tau:.2f}")
         moved = ", ".join(f"{kind} x {exp(value):.3f}" for kind, value in factors[source].items())
         print(f"{source:26}{score.n:5}" + "".join(f"{text:>9}" for text in texts), f"  {moved}")
+        if words.pairs:
+            mine = [one for one in found if one.run.source == source]
+            print("".join(f"    {line}\n" for line in reversed_pairs(mine)), end="")
     better = [score for score in scores.values() if score.n >= 4 and (score.mape or 0) < (score.constant_mape or 0)]
     print(f"mean of sources {100 * fmean(a for a, _ in means):.1f} % shipped, {100 * fmean(b for _, b in means):.1f} % "
           f"left out; better than one constant in {len(better)} of {sum(s.n >= 4 for s in scores.values())} with 4 "
