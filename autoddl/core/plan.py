@@ -53,13 +53,16 @@ _STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @checked(frozen=True, slots=True, config=_STRICT)
 class Decision:
-    """The layouts in which op `name` reads its inputs, one per slot, and writes its outputs. Hubs have a `gradient`."""
+    """The layouts in which op `name` reads its inputs, one per slot, and writes its outputs. Hubs have a `gradient`.
+
+    `inner` says that its kernel communicates, where layouts do not tell."""
 
     name: str
     target: str
     inputs: tuple[LayoutText, ...]
     outputs: tuple[LayoutText, ...]
     gradient: LayoutText | None = None
+    inner: bool = False
 
 
 @checked(frozen=True, slots=True, config=_STRICT)
@@ -348,7 +351,7 @@ _ADAPTER: TypeAdapter[Plan] = TypeAdapter(Plan)
 
 
 def _tree(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON; what only pipelines have is left out of others, and switches where none reduce."""
+    """The plan as JSON; what only few have is left out of others: pipelines, switches that reduce."""
     return _without_defaults(_ADAPTER.dump_python(plan, mode="json"))
 
 
@@ -363,6 +366,9 @@ def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["pipeline"]
     elif not tree["pipeline"]["coded"]:
         del tree["pipeline"]["coded"]
+    for decision in tree["decisions"]:
+        if not decision["inner"]:
+            del decision["inner"]
     for stage in tree.get("pipeline", {}).get("stages", ()):
         _without_defaults(stage["plan"])
     return tree

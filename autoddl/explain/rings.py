@@ -1,10 +1,11 @@
-"""Says in words over which mesh axes keys and values of attention go round a ring, and places of images are split."""
+"""Says in words over which mesh axes keys of attention go round or queries are traded, and places of images are split.
+"""
 
 from collections import Counter
 
 from autoddl.core.layout import Layout, Split
 from autoddl.core.plan import Decision, Plan
-from autoddl.operators.ring import ATTENTION
+from autoddl.operators.ring import ROUND
 from autoddl.operators.windows import WINDOWED
 
 __all__ = ["places_text", "ring_text"]
@@ -31,18 +32,17 @@ def _split_places(plan: Plan, one: Decision) -> str:
 
 
 def ring_text(plan: Plan) -> str:
-    """Says what is split of attention whose keys go round; empty where none do."""
-    every = [one for one in plan.decisions if one.target == ATTENTION]
-    found = Counter((one.inputs[0], one.inputs[1]) for one in every if _goes_round(one))
-    return "; ".join(f"of {count} operator{'s' * (count > 1)} {_said(plan, queries)}"
-                     for (queries, _), count in found.items())
+    """Says what is split of attention whose keys go round, or whose ranks trade queries; empty where neither is."""
+    every = [one for one in plan.decisions if one.target in ROUND]
+    found = Counter((one.inputs[0], one.inner) for one in every if one.inner or _goes_round(one))
+    return "; ".join(f"of {count} operator{'s' * (count > 1)} {_said(plan, *said)}" for said, count in found.items())
 
 
 def _goes_round(one: Decision) -> bool:
     return Split(2) in one.inputs[1].states
 
 
-def _said(plan: Plan, queries: Layout) -> str:
+def _said(plan: Plan, queries: Layout, gathered: bool) -> str:
     ring = [axis for axis, state in zip(plan.mesh.axes, queries, strict=True) if state == Split(2)]
     ranks = 1
     for axis in ring:
@@ -50,4 +50,6 @@ def _said(plan: Plan, queries: Layout) -> str:
     others = [f"{_OTHERS[state]} split over {axis.name}" for axis, state in zip(plan.mesh.axes, queries, strict=True)
               if state in _OTHERS and axis.size > 1]
     names = "+".join(axis.name for axis in ring)
-    return ", ".join([f"keys and values go round a ring of {ranks} ranks over {names}", *others])
+    what = "halves of the queries are traded, so that work is even, among" if gathered else \
+        "keys and values go round a ring of"
+    return ", ".join([f"{what} {ranks} ranks over {names}", *others])

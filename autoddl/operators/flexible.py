@@ -59,18 +59,18 @@ def _places(node: ast.Subscript) -> tuple[str, ...]:
     return tuple(ast.unparse(part) for part in parts)
 
 
-def seen_share(op: Op, queries: int, whole: int) -> float:
+def seen_share(op: Op, queries: int, whole: int, halves: bool = False) -> float:
     """The share of the keys with which the busiest piece of `queries` of `whole` queries computes.
 
-    It is 1 where nothing was counted."""
+    A piece lies together, or is two `halves` as `ring` says. The share is 1 where nothing was counted."""
     shares: Value = dict(op.args).get(SEEN_SHARES)
     if not isinstance(shares, tuple):
         return 1.0
     numbers = [float(share) for share in shares if isinstance(share, int | float)]
-    pieces = max(1, round(whole / queries))
+    pieces = max(1, round(whole / queries)) * (1 + halves)
     found = []
     for piece in range(pieces):
         first, last = len(numbers) * piece / pieces, len(numbers) * (piece + 1) / pieces
         parts = [(max(0.0, min(last, i + 1) - max(first, i)), share) for i, share in enumerate(numbers)]
         found.append(sum(part * share for part, share in parts) / (last - first))
-    return max(found)
+    return max((head + tail) / 2 for head, tail in zip(found, reversed(found), strict=True)) if halves else max(found)

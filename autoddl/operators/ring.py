@@ -1,8 +1,8 @@
-"""Says what ring attention computes and sends: keys and values are split along the sequence and pass round a ring.
+"""Says what attention of a split sequence computes and sends: keys pass round a ring, or every rank has all of them.
 
-Of c ranks each has n = queries / c and m = keys / c of the sequence. In c steps it meets the keys and values of every
-rank, which it gets from the rank before it. Each step yields an output o_t and the logarithm l_t of a sum of
-exponentials. These merge to those of all keys (Milakov & Gimelshein 2018; Liu et al. 2023, "Ring Attention"):
+Of c ranks each has n = queries / c of the sequence. In a ring it has m = keys / c too. In c steps it meets the keys and
+values of every rank, which it gets from the rank before it. Each step yields an output o_t and the logarithm l_t of a
+sum of exponentials. These merge to those of all keys (Milakov & Gimelshein 2018; Liu et al. 2023, "Ring Attention"):
 
     l = log(sum exp(l_t))        o = sum exp(l_t - l) o_t
 
@@ -16,24 +16,39 @@ of 2c chunks rank i gets chunks i and 2c-1-i (head and tail). Then each step but
     from rank j < i     all queries x the keys of chunk j
     from rank j > i     the queries of chunk 2c-1-i x all keys
 
-    messages forward    [q, k, v traded]  c-1 shifts of (k, v)  [output traded]                  [..]: where causal
+Where every rank has all keys, halves of queries alone are traded. Llama 3 was trained so, with halves that lie there
+from the start (Llama team 2024, "The Llama 3 herd of models", section 3.3.2). A half that is chunk j meets the keys of
+j chunks, and its own chunk causally:
+
+    h x i h  and  h x (2c-1-i) h, full        h x h twice, causal        h = n / 2        as much on every rank
+
+FlexAttention goes the same ways. Where it has a mask, halves are traded, whatever the mask: most are causal.
+
+    messages forward    [q, k, v traded]  c-1 shifts of (k, v)  [output traded]                  [..]: with halves
     messages backward   [its gradient traded]  shifts of (k, v) and of (dk, dv) in turn  [dq, dk, dv traded]
+    with all keys       [q traded]  [output traded]        [its gradient traded]  [dq traded]
+    log-sum-exps        are traded behind the output, where they are an output too
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
 from autoddl.core.graph import OFFERED_RING, Graph, Op
+from autoddl.core.layout import Layout, Split
 from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.flexible import FLEXIBLE
 
-__all__ = ["ATTENTION", "LONG", "SHIFT", "Block", "Message", "RingSizes", "is_attention", "offers_ring", "ring_blocks",
-           "ring_messages", "ring_sizes", "ring_turns", "with_rings"]
+__all__ = ["ATTENTION", "LONG", "ROUND", "SHIFT", "Block", "Message", "RingSizes", "gathers_keys", "goes_round",
+           "is_attention", "offers_ring", "ring_blocks", "ring_messages", "ring_sizes", "ring_turns", "trades_halves",
+           "with_rings"]
 
 SHIFT = "shift"
 """The kind of a message in which each rank of a group sends to the next one."""
 ATTENTION = "aten.scaled_dot_product_attention.default"
-"""The operator that can go round."""
+"""torch's attention."""
+ROUND = (ATTENTION, FLEXIBLE)
+"""The operators that can go round."""
 LONG = 16384
 """Keys from which on the search tries rings by itself."""
 Shapes = tuple[tuple[int, ...], ...]
@@ -52,19 +67,21 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class RingSizes:
-    """The sizes of one rank of a ring.
+    """The sizes of one rank of those that split a sequence.
 
-        ranks     ranks of the ring
-        causal    whether a query sees no later key
-        q         elements of its queries
-        k         of its keys
-        v         of its values
-        out       of its output
-        lse       of its log-sum-exp
+        ranks       their number
+        gathered    whether each has all keys
+        trades      whether halves are traded
+        q           elements of its queries
+        k           of its keys
+        v           of its values
+        out         of its output
+        lse         of its log-sum-exp, where that is an output too; else 0
     """
 
     ranks: int
-    causal: bool
+    gathered: bool
+    trades: bool
     q: int
     k: int
     v: int
@@ -79,7 +96,7 @@ def is_attention(op: Op) -> bool:
 
 def with_rings(graph: Graph) -> Graph:
     """The graph whose attention may go round a ring, however short it is."""
-    return replace(graph, ops=tuple(replace(op, args=(*op.args, (OFFERED_RING, True))) if op.target == ATTENTION else op
+    return replace(graph, ops=tuple(replace(op, args=(*op.args, (OFFERED_RING, True))) if op.target in ROUND else op
                                     for op in graph.ops))
 
 
@@ -87,7 +104,7 @@ def offers_ring(op: Op, graph: Graph) -> bool:
     """Whether the search tries rings for an op: where its keys are at least `LONG`, or its graph asks for it.
 
     It is true of ops that are no attention."""
-    return (op.target != ATTENTION or graph.tensors[op.inputs[1]].shape[-2] >= LONG
+    return (op.target not in ROUND or graph.tensors[op.inputs[1]].shape[-2] >= LONG
             or bool(dict(op.args).get(OFFERED_RING)))
 
 
@@ -109,27 +126,49 @@ def ring_turns(way: str, ranks: int) -> tuple[tuple[str, int], ...]:
     return (*found, ("wait", 2 * last)) if way == "backward" else tuple(found)
 
 
-def ring_sizes(op: Op, keys: int, inputs: Shapes) -> RingSizes:
-    """The sizes of a rank with pieces of shapes `inputs` of an op whose sequence has `keys` keys."""
+def goes_round(op: Op, keys: Layout, axes: Collection[int]) -> bool:
+    """Whether keys that an op reads in a layout are split along the sequence on all of these axes."""
+    return op.target in ROUND and all(keys[a] == Split(2) for a in axes)
+
+
+def gathers_keys(op: Op, inputs: Sequence[Layout]) -> bool:
+    """Whether an op is attention that reads all keys on every rank, of layouts `inputs`."""
+    return op.target in ROUND and Split(2) not in inputs[1].states
+
+
+def trades_halves(op: Op) -> bool:
+    """Whether the ranks of a ring trade halves: attention that is causal, or that has a mask for its elements."""
+    return bool(dict(op.args).get("mask" if op.target == FLEXIBLE else "is_causal"))
+
+
+def ring_sizes(op: Op, graph: Graph, inputs: Shapes) -> RingSizes:
+    """The sizes of a rank with pieces of shapes `inputs` of an op whose queries are split along the sequence."""
     q, k, v = inputs[:3]
-    rows = prod(q[:-1])
-    return RingSizes(keys // k[-2], bool(dict(op.args).get("is_causal")), prod(q), prod(k), prod(v), rows * v[-1], rows)
+    queries, keys = (graph.tensors[t].shape[-2] for t in op.inputs[:2])
+    rows, gathered = prod(q[:-1]), k[-2] == keys
+    return RingSizes(queries // q[-2], gathered, gathered or trades_halves(op), prod(q), prod(k), prod(v),
+                     rows * v[-1], rows * (len(op.outputs) > 1))
 
 
-def ring_blocks(sizes: RingSizes, queries: int, keys: int) -> tuple[Block, ...]:
-    """The block of each step, with so many queries and keys on a rank."""
-    other = Block(queries, keys // 2, False) if sizes.causal else Block(queries, keys, False)
-    return (Block(queries, keys, sizes.causal), *(other,) * (sizes.ranks - 1))
+def ring_blocks(sizes: RingSizes, queries: int, keys: int, causal: bool) -> tuple[Block, ...]:
+    """The blocks of a rank of so many queries and keys here; where all keys are here, those of the first rank."""
+    if sizes.gathered:
+        half = queries // 2
+        return Block(half, keys - half, False), Block(half, half, True), Block(half, half, True)
+    other = Block(queries, keys // 2, False) if causal else Block(queries, keys, False)
+    return (Block(queries, keys, causal), *(other,) * (sizes.ranks - 1))
 
 
 def ring_messages(sizes: RingSizes, itemsize: int) -> tuple[Message, ...]:
     """The messages of a rank, in order; gradients of half precision travel as float32, since c of them add up."""
     own, wide = (sizes.k + sizes.v) * itemsize, (sizes.k + sizes.v) * max(4, itemsize)
-    found: list[Message] = [("forward", SHIFT, own)] * (sizes.ranks - 1)
-    back: list[Message] = [("backward", SHIFT, own), ("backward", SHIFT, wide)] * (sizes.ranks - 1)
-    back += [("backward", SHIFT, wide)]
-    if not sizes.causal:
+    shifts = 0 if sizes.gathered else sizes.ranks - 1
+    found: list[Message] = [("forward", SHIFT, own)] * shifts
+    back: list[Message] = [("backward", SHIFT, own), ("backward", SHIFT, wide)] * shifts
+    back += [("backward", SHIFT, wide)] * (not sizes.gathered)
+    if not sizes.trades:
         return (*found, *back)
-    traded, out = (sizes.q + sizes.k + sizes.v) * itemsize, sizes.out * itemsize
-    return (("forward", EXCHANGE, traded), *found, ("forward", EXCHANGE, out),
-            ("backward", EXCHANGE, out), *back, ("backward", EXCHANGE, traded))
+    there = (sizes.q + (sizes.k + sizes.v) * (not sizes.gathered)) * itemsize
+    ends = [sizes.out * itemsize, *[sizes.lse * max(4, itemsize)] * (sizes.lse > 0)]
+    return (("forward", EXCHANGE, there), *found, *(("forward", EXCHANGE, end) for end in ends),
+            *(("backward", EXCHANGE, end) for end in ends), *back, ("backward", EXCHANGE, there))

@@ -3,9 +3,7 @@
     flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
             einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
                             factor and the output, k in both factors alone; of more than two, all sizes multiplied
-            attention       4 * batch * heads * queries * keys * head size              (both products); half of it
-                            where causal, if all queries are here; of FlexAttention the share of the blocks that its
-                        mask leaves
+            attention       4 * batch * heads * queries * keys * head size              (`attention_work`)
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
@@ -15,7 +13,6 @@
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
                  of a convolution the same; of attention 2.5 forwards in one kernel (Dao 2023)
-             of a ring of attention a kernel for each block, and what adds it to the others (`ring`)
              of others: one kernel reads the outputs' gradients and what was kept, and writes the inputs' gradients
 
 A view moves nothing and launches nothing, but the gradient of what was cut is put together. What an op keeps follows
@@ -23,17 +20,16 @@ from its derivative: a product keeps its factors, a sum nothing, relu and softma
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
+from autoddl.operators.attention_work import attention_backward, attention_work, ring_work
 from autoddl.operators.expert_sizes import expert_sizes
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
-from autoddl.operators.flexible import FLEXIBLE, seen_share
 from autoddl.operators.kernel_kinds import kind_of
+from autoddl.operators.kernel_work import KernelWork
 from autoddl.operators.own_facts import own_flops, own_saves
-from autoddl.operators.ring import ring_blocks, ring_sizes
 from autoddl.operators.windows import padded_shape, windows_of
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
@@ -48,24 +44,6 @@ _FREE = flagged("free")
 BLOCK = 2048
 """Elements in a row that are copied as a block, where rows are looked up: as a factor half way between the rows of 256
 and of 16384 that `measure` times."""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelWork:
-    """The work of one kernel on one device."""
-
-    flops: float
-    """Floating point operations; 0 for kernels that are bound by memory."""
-    nbytes: float
-    """Bytes read and written."""
-    kind: str = "memory"
-    """The kind of kernel, as in `cost_models.Kernel`."""
-    shape: tuple[int, ...] = ()
-    """The sizes that the kind calls for, as in `cost_models.Kernel`."""
-    weight: bool = False
-    """Whether it computes the gradient of a parameter-like factor, for which no earlier op waits."""
-    name: str = ""
-    """The measured curve that it follows (`kernel_kinds`)."""
 
 
 def base(op: Op) -> str:
@@ -232,13 +210,6 @@ def _nbytes(graph: Graph, tensors: tuple[int, ...], shapes: Shapes) -> list[floa
     return [float(prod(shape) * graph.tensors[t].itemsize) for t, shape in zip(tensors, shapes, strict=True)]
 
 
-def _attention(inputs: Shapes, causal: bool) -> tuple[tuple[int, ...], float]:
-    """(batch * heads, queries, keys, head size, causal) and flops; the causal half of the keys is skipped."""
-    *batch, queries, size = inputs[0]
-    keys = inputs[1][-2]
-    return (prod(batch), queries, keys, size, int(causal)), 4.0 * prod(batch) * queries * size * keys / (1 + causal)
-
-
 def _together(op: Op, name: str, shape: tuple[int, ...]) -> int:
     """How many elements of a tensor of `shape` stand together where it is read by indices."""
     dims = [int(slot.split(".")[1]) for slot in op.slots if slot.startswith("indices.")]
@@ -268,7 +239,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if name == "autoddl.experts":
         return _experts(op, graph, inputs, needs if flows else [], inner)
     if inner and name in _ATTENTION:
-        return _ring(op, graph, inputs, flows)
+        return ring_work(op, graph, inputs, flows)
     if inner and (windows := windows_of(op, inputs)):
         forward_, backward_ = work(op, graph, inputs, outputs, differentiable)
         size = graph.tensors[op.inputs[0]].itemsize
@@ -288,13 +259,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         # the logarithms of the probabilities are written
         forward = KernelWork(0.0, moved + read[0], name=kind_of(name))
     elif name in _ATTENTION:
-        # of a part of the queries all keys are computed, under a mask that starts at the first of them
-        whole = inputs[0][-2] == graph.tensors[op.inputs[0]].shape[-2]
-        shape, flops = _attention(inputs, bool(dict(op.args).get("is_causal")) and whole)
-        if name == FLEXIBLE:
-            share = seen_share(op, shape[1], graph.tensors[op.inputs[0]].shape[-2])
-            shape, flops = (*shape[:2], max(1, round(shape[2] * share)), *shape[3:]), flops * share
-        forward = KernelWork(flops, moved, "attention", shape, name=f"attention {'causal' if shape[-1] else 'full'}")
+        forward = attention_work(op, graph, inputs, moved)
     elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         forward = _as_product(flops, moved, outputs[0])
     else:
@@ -307,8 +272,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         kept += written
     nbytes = written + kept + sum(read[k] for k in needs)
     if name in _ATTENTION:
-        return (forward,), (KernelWork(2.5 * forward.flops, nbytes, "attention backward", forward.shape,
-                                 name=f"{forward.name} backward"),)
+        return (forward,), (attention_backward(forward, nbytes),)
     if forward.kind == "matmul":
         return (forward,), (_as_product(2 * forward.flops, nbytes, outputs[0]),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
@@ -339,32 +303,6 @@ def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: b
     back = [rows(s.out, "gather"), product(s.out, s.inner, " input"), rows(2 * gate, "exponential backward")]
     back += [product(s.inner, s.out, " weight")] * (4 in needs) + [product(s.wide, s.upper, " weight")] * (3 in needs)
     return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
-
-
-def _ring(op: Op, graph: Graph, inputs: Shapes, flows: bool
-          ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
-    """The kernels of ring attention: blocks, the sums over them, and the halves that are cut and joined.
-
-    Of causal blocks but the first, half have half the queries."""
-    keys = graph.tensors[op.inputs[1]]
-    sizes, size = ring_sizes(op, keys.shape[-2], inputs), keys.itemsize
-    wide, joined = max(4, size), sizes.k + sizes.v
-    forward, backward = list[KernelWork](), list[KernelWork]()
-    for turn, block in enumerate(ring_blocks(sizes, inputs[0][-2], inputs[1][-2])):
-        part = block.queries / inputs[0][-2], block.keys / inputs[1][-2]
-        read = (part[0] * sizes.q + part[1] * joined) * size
-        shape, flops = _attention(((*inputs[0][:-2], block.queries, inputs[0][-1]),
-                                   (*inputs[1][:-2], block.keys, inputs[1][-1])), block.causal)
-        name = f"attention {'causal' if block.causal else 'full'}"
-        forward.append(KernelWork(flops, read + part[0] * sizes.out * size, "attention", shape, name=name))
-        backward.append(KernelWork(2.5 * flops, 2 * read + 2 * part[0] * sizes.out * size, "attention backward", shape,
-                                   name=f"{name} backward"))
-        merged = (0.75 if sizes.causal else 1.0) * sizes.out * (3 * wide + (size + wide) * (size < wide))
-        forward += [KernelWork(0.0, merged, name="add")] * (turn > 0)
-        backward.append(KernelWork(0.0, (part[0] * sizes.q + part[1] * joined) * (2 * wide + size), name="add"))
-    traded = [4.0 * (sizes.q + joined) * size, 4.0 * sizes.out * size] if sizes.causal else []
-    copies = [KernelWork(0.0, nbytes, name="copy") for nbytes in (*traded, 2.0 * joined * size)]
-    return (*forward, *copies), (*backward, *copies) if flows else ()
 
 
 def _matrices(op: Op, name: str, inputs: Shapes) -> float:

@@ -20,6 +20,7 @@ from autoddl.core.problem import Solution
 from autoddl.core.stages import SEND
 from autoddl.core.state_layouts import Depths, added_layout, kept_layout, show_depths, summed_layout
 from autoddl.cost_models import link_of
+from autoddl.operators.ring import gathers_keys
 from autoddl.operators.rules.table import has_rule
 from autoddl.pricing.edges import carries, edges_of, gathered_back
 from autoddl.pricing.floors import cone_cost
@@ -254,7 +255,8 @@ def assemble_choice(pricing: Pricing, options: Sequence[int], variables: tuple[V
     for op in graph.ops:
         choice = decided.get(op.name, Choice((whole,) * len(op.inputs), (whole,) * len(op.outputs), (), ()))
         decisions.append(Decision(op.name, op.target, choice.inputs, choice.outputs,
-                                  choice.wanted[0] if op.target == HUB else None))
+                                  choice.wanted[0] if op.target == HUB else None,
+                                  bool(choice.inner) and gathers_keys(op, choice.inputs)))
         if op.name in decided and op.target != HUB:
             compute += op_seconds(pricing, op, choice, differentiable) * times
             for axes, seconds in (inner_seconds(pricing, op, choice) if choice.inner else {}).items():

@@ -240,9 +240,9 @@ class PlanOptions:
 
     @property
     def rings(self) -> bool:
-        """Whether degrees or a pin ask for rings, which are then tried however short sequences are."""
-        return (self.mine is not None and Degrees.parse(self.mine).ring) or any(
-            pin.partition("=")[2].strip().startswith("ring ") for pin in self.pins)
+        """Whether degrees or a pin split the length, so that `operators.ring` is tried however short sequences are."""
+        return (self.mine is not None and Degrees.parse(self.mine).cp > 1) or any(
+            pin.partition("=")[2].strip().startswith(("ring ", "context ")) for pin in self.pins)
 
     def limit(self, cluster: Cluster) -> float:
         """Bytes that a rank of `cluster` may hold."""

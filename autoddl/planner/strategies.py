@@ -38,7 +38,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State, is_legal
-from autoddl.operators.ring import ATTENTION, is_attention
+from autoddl.operators.ring import ROUND, goes_round, is_attention
 from autoddl.operators.rules.table import options
 from autoddl.operators.windows import WINDOWED
 from autoddl.operators.work import is_product
@@ -83,7 +83,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
     def computes(op: Op, choice: Choice) -> bool:
         if any(choice.inputs[k][a] == B for k, a in weights.get(op.name, ())):
             return False
-        if op.target == ATTENTION and not rings.issubset(choice.inner):
+        if op.target in ROUND and not (rings.issubset(choice.inner) and goes_round(op, choice.inputs[1], rings)):
             return False
         if op.target in WINDOWED and choice.inner:
             return False
@@ -223,11 +223,12 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
                          "of this model has 3 dims: leave ep out")
     around = [one.axis for one in axes if one.split == "ring"]
     stays = next((op for op in place.graph.ops if around and is_attention(op) and not any(
-        set(around) <= set(one.inner) for one in options(op, place.graph, place.mesh))), None)
+        set(around) <= set(one.inner) and goes_round(op, one.inputs[1], around)
+        for one in options(op, place.graph, place.mesh))), None)
     if stays is not None:
         raise InputError(f"keys and values of {stays.module or stays.name} ({stays.target}) cannot go round a ring, "
-                         "because of dropout or of a length that the ranks, or twice the ranks where causal, do not "
-                         "divide, or because it is FlexAttention: leave ring out, or choose another cp")
+                         "because of dropout or of a length that the ranks, or twice the ranks where causal or under a "
+                         "mask of FlexAttention, do not divide: leave ring out, or choose another cp")
     whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if apart else None
     if whole is not None:
         raise InputError(f"{whole.module or whole.name} picks among all experts at once ({whole.target}), so that they "

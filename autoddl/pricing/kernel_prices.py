@@ -142,7 +142,7 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = _EA
     found, shifts = dict[str, float](), dict[tuple[str, tuple[int, ...]], list[float]]()
     again = counts.backward if op.name in pricing.again else 0.0
     times = {"forward": counts.forward + again, "backward": counts.backward}
-    inner = inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner, pricing.mesh)
+    inner = inner_collectives(op, pricing.graph, choice.inputs, choice.inner, pricing.mesh)
     for direction, kind, axes, nbytes in inner:
         name = pricing.names(axes)
         seconds = collective(pricing.cluster, kind, pricing.group(axes), float(nbytes)).seconds
@@ -161,7 +161,7 @@ def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = _EA
 def inner_sent(pricing: Pricing, op: Op, choice: Choice) -> list[tuple[str, float, bool]]:
     """Lists what the op's own kernel sends in a microbatch: axes, bytes, and whether to switches that reduce."""
     found = []
-    for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs[0], choice.inner,
+    for direction, kind, axes, nbytes in inner_collectives(op, pricing.graph, choice.inputs, choice.inner,
                                                            pricing.mesh):
         times = 1 + (direction == "forward" and op.name in pricing.again)
         sent, in_switches = pricing.sent_bytes(kind, axes, nbytes)

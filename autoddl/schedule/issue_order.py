@@ -244,7 +244,7 @@ class _Program:
     def inside(self, op: Op, decision: Decision) -> tuple[Inner, ...]:
         """The messages inside the op's kernels."""
         option = option_of(op, self.graph, self.plan.mesh, decision)
-        return inner_collectives(op, self.graph, option.inputs[0], option.inner, self.plan.mesh, self.actions.at)
+        return inner_collectives(op, self.graph, option.inputs, option.inner, self.plan.mesh, self.actions.at)
 
     def inner(self, op: Op, decision: Decision, direction: str, noted: str) -> None:
         """Runs the collectives inside the op's kernels of one pass, which a record notes under the pass `noted`."""

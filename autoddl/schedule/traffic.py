@@ -55,9 +55,10 @@ def option_of(op: Op, graph: Graph, mesh: Mesh, decision: Decision | None) -> Op
     """The signature that the plan decided for `op`. Raises InputError without a decision, or a signature for it."""
     if decision is None or decision.target != op.target:
         raise InputError(f"the plan decides nothing for op {op.name} ({op.target}); make the plan again for this model")
-    for option in options(op, graph, mesh):
-        if option.inputs == decision.inputs and option.outputs == decision.outputs:
-            return option
+    alike = [one for one in options(op, graph, mesh)
+             if one.inputs == decision.inputs and one.outputs == decision.outputs]
+    if alike:
+        return min(alike, key=lambda one: bool(one.inner) != decision.inner)
     raise InputError(f"op {op.name} ({op.target}) has no signature {', '.join(map(str, decision.inputs))} -> "
                      f"{', '.join(map(str, decision.outputs))}; make the plan again with this version")
 
@@ -122,7 +123,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     for op in graph.ops:
         if op.target in REDUCING:
             option = option_of(op, graph, mesh, decisions.get(op.name))
-            inner = inner_collectives(op, graph, option.inputs[0], option.inner, mesh, at)
+            inner = inner_collectives(op, graph, option.inputs, option.inner, mesh, at)
             sent = tuple(PlannedCollective(direction, kind, "+".join(mesh.names[a] for a in axes), nbytes, op.name)
                          for direction, kind, axes, nbytes in inner)
             each += sent + _repeated(sent, op.name in again)

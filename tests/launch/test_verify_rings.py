@@ -2,13 +2,18 @@
 
 from pathlib import Path
 
+import flexible
 import pytest
 import zoo
+from random_plans import random_plan
 from sampling import parametrize_or_slow
 from verified import planned, verified
 
+from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.layout import Split
+from autoddl.core.plan import parse_plan
+from autoddl.explain.rings import ring_text
 from autoddl.planner.question import rebuild
 
 ZOO = str(Path(zoo.__file__))
@@ -25,5 +30,32 @@ def test_rings_compute_what_one_process_does_and_send_what_is_planned(family: st
     attention = [d for d in plan.decisions if "scaled_dot_product" in d.target]
     assert attention and all(layout[axis] == Split(2) for d in attention for layout in d.inputs[:3])
     assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("file,family,sizes", [(ZOO, "gpt", {"B": 3, "layers": 1})],
+                     [(ZOO, "llama", {"B": 3, "layers": 1}), (flexible.__file__, "model", {"kind": "documents"}),
+                      (flexible.__file__, "model", {"kind": "sinks"})])
+def test_ranks_that_trade_queries_beside_all_keys_compute_what_one_process_does(file: str, family: str,
+                                                                                sizes: dict[str, object]) -> None:
+    made = Factory(file, family, sizes)
+    captured = capture(*made.build())
+    drawn = (random_plan(captured, seed, mesh="all=4", rings=True) for seed in range(200))
+    plan = next(plan for plan in drawn if any(d.inner for d in plan.decisions))
+    assert "halves of the queries are traded" in ring_text(plan) and parse_plan(plan.to_json(), "") == plan
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["documents", "sinks", "biased"])
+@pytest.mark.parametrize("mine", ["cp=4,ring,zero=1", "cp=2,tp=2,ring,recompute=full"])
+def test_flexible_attention_in_a_ring_computes_what_one_process_does(kind: str, mine: str) -> None:
+    made = Factory(flexible.__file__, "model", {"kind": kind})
+    plan = planned(made, mine=mine)
+    assert "keys and values go round a ring" in ring_text(plan)
     checked = verified(plan, made)
     assert checked.passed and checked.collective_mismatches == 0, checked

@@ -45,7 +45,7 @@ def test_kernels_send_what_is_priced_whatever_was_chosen(mesh: str, monkeypatch:
     for one, picked in [(call, o) for call in EXPERTS for o in sending(call, mesh)]:
         issued.clear()
         assert check(one, picked, place) == ()
-        priced = inner_collectives(one.op, one.graph, picked.inputs[0], picked.inner, place, (0,) * len(place.axes))
+        priced = inner_collectives(one.op, one.graph, picked.inputs, picked.inner, place, (0,) * len(place.axes))
         assert issued == [(axes, nbytes) for _, _, axes, nbytes in priced] and len(issued) == 7
 
 

@@ -95,9 +95,9 @@ def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -
         assert check(one, picked, place) == ()
         graph = replace(one.graph, tensors=tuple(replace(t, trained=True) for t in one.graph.tensors),
                         outputs=one.op.outputs)
-        most = inner_collectives(one.op, graph, picked.inputs[0], picked.inner, place)
+        most = inner_collectives(one.op, graph, picked.inputs, picked.inner, place)
         for at, sent in issued.items():
-            priced = inner_collectives(one.op, graph, picked.inputs[0], picked.inner, place, at)
+            priced = inner_collectives(one.op, graph, picked.inputs, picked.inner, place, at)
             assert sent == [(kind, axes, nbytes) for _, kind, axes, nbytes in priced]
             assert all(low[3] <= high[3] for low, high in zip(priced, most, strict=True))
             parts = partial(halo_parts, one.op, graph, picked.inputs[0], place, picked.inner, at)

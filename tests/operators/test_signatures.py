@@ -153,7 +153,7 @@ def test_kernels_issue_the_reductions_that_are_priced(target: str, monkeypatch: 
         for picked in (o for o in options(one.op, one.graph, mesh) if o.inner):
             issued.clear()
             assert check(one, picked, mesh) == ()
-            priced = inner_collectives(one.op, one.graph, picked.inputs[0], picked.inner, mesh, (0,) * len(mesh.axes))
+            priced = inner_collectives(one.op, one.graph, picked.inputs, picked.inner, mesh, (0,) * len(mesh.axes))
             assert issued == [(axes, nbytes) for _, _, axes, nbytes in priced]
 
 

@@ -12,6 +12,7 @@ from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
 from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
 from autoddl.cost_models import Cluster, load_cluster
+from autoddl.operators.ring import with_rings
 from autoddl.planner.assemble import assemble, plan_of
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
@@ -50,13 +51,13 @@ def _lean(choice: tuple[int, ...], space: tuple[Variable, ...], rng: random.Rand
 
 def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster: Cluster | None = None,
                 microbatches: int = 1, recompute: bool = False, flight: Flight = ALONE,
-                codecs: tuple[str, ...] = (), sparse: str = "") -> Plan:
+                codecs: tuple[str, ...] = (), sparse: str = "", rings: bool = False) -> Plan:
     """The plan of `seed` for the model captured with one microbatch, on four ranks; `recompute`: with random blocks
     computed again, each at a random level, if the model has any; `flight` microbatches at once, in a stage;
-    `codecs` where they are faster, and sums of a `sparse` share wherever the dice say so."""
+    `codecs` where they are faster, sums of a `sparse` share wherever the dice say so, and attention in `rings` too."""
     rng = random.Random(seed)
     place = cluster or load_cluster(LAPTOP)
-    graph = add_hubs(captured.graph)
+    graph = add_hubs(with_rings(captured.graph) if rings else captured.graph)
     levels = random.Random(seed + 1)
     blocks = blocks_of(graph) if recompute else ()
     names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]

@@ -2,12 +2,30 @@
 
 from math import prod
 
-from autoddl.operators.flexible import SCORES
+from autoddl.operators.flexible import FLEXIBLE, SCORES
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.nn import flat
 from autoddl.operators.work import base
 
 __all__ = ["dropped_attention", "flash", "flexible", "plain_attention", "written_out"]
+
+
+def halves(call: LocalOp) -> Footprint:
+    """Footprint of causal attention whose queries are two chunks, over all keys (`operators.ring`).
+
+    It keeps the traded queries, keys, values, the traded output, and each query's log-sum-exp. Meanwhile there is the
+    output of a chunk so far, with that of a block. Backward adds the gradients of blocks up, in float32 at least. The
+    largest block has all keys but those of a chunk, on the first rank."""
+    q, k, v = call.inputs[:3]
+    size, wide, rows, half = q.itemsize, max(4, q.itemsize), prod(q.shape[:-1]), q.itemsize < 4
+    out, pair, sums = rows * v.shape[-1], prod(k.shape) + prod(v.shape), float(rows * wide)
+    scores = float(rows / 2 * k.shape[-2] * wide) * _writes_blocks(call)
+    merging = 0.5 * out * (size + wide + wide * half) + 2 * sums + 3 * scores
+    totals, gradients = (pair + prod(q.shape)) * wide, (pair + prod(q.shape)) * size
+    block = q.nbytes + pair * size * (1 - q.shape[-2] / 2 / k.shape[-2]) + 3.5 * scores
+    return Footprint((1, 2), (), extra=sums + out * size, copies=((0, float(q.nbytes)),),
+                     before=q.nbytes + sums + out * size + max(2.0 * out * size, merging),
+                     back=max(float(totals * half), totals - gradients + out * size + block))
 
 
 def ring(call: LocalOp) -> Footprint:
@@ -63,7 +81,7 @@ def flash(call: LocalOp) -> Footprint:
     rows = prod(q.shape[:-1])
     mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
     if call.sends:
-        return ring(call)
+        return halves(call) if _has_all_keys(call) else ring(call)
     if written_out(call):
         return plain_attention(call)
     numbers, saves = mask, tuple(range(len(call.inputs)))
@@ -80,12 +98,48 @@ def flexible(call: LocalOp) -> Footprint:
     It keeps what it reads, its output and each query's log-sum-exp. Of half precision it computes with copies in
     float32, and keeps that output. Backward has the gradients in float32, and six matrices of a block's scores."""
     q, k, v = call.inputs[:3]
-    wide, rows, half = max(4, q.itemsize), prod(q.shape[:-1]), q.itemsize < 4
-    out, joined = rows * v.shape[-1], prod(q.shape) + prod(k.shape) + prod(v.shape)
-    kept, copies = float((rows + out * half) * wide), float(joined * wide) * half
-    block = float(min(rows * k.shape[-2], max(SCORES, prod(q.shape[:-2]) * k.shape[-2])) * wide)
-    return Footprint(tuple(range(len(call.inputs))), () if half else (0,), extra=kept, before=copies + 3 * block,
-                     back=copies + joined * wide + 2.0 * out * wide + 6 * block)
+    wide, half = max(4, q.itemsize), q.itemsize < 4
+    out, joined, block = prod(q.shape[:-1]) * v.shape[-1], prod(q.shape) + prod(k.shape) + prod(v.shape), _scores(call)
+    before, back = float(joined * wide) * half + 3 * block, joined * wide * (1.0 + half) + 2.0 * out * wide + 6 * block
+    if call.sends:
+        return _flexible_split(call, before, back)
+    kept = float((prod(q.shape[:-1]) + out * half) * wide)
+    return Footprint(tuple(range(len(call.inputs))), () if half else (0,), extra=kept, before=before, back=back)
+
+
+def _flexible_split(call: LocalOp, before: float, back: float) -> Footprint:
+    """The footprint where the sequence is split (`operators.ring`), beside what blocks take.
+
+    Where halves are traded, it keeps the traded ones: of queries alone where all keys are here. A ring keeps its output
+    in the dtype of the queries. Keys and values that are here, that come and that are sent exist together."""
+    q, k, v = call.inputs[:3]
+    wide, rows, seen = max(4, q.itemsize), prod(q.shape[:-1]), float(q.shape[0] * q.shape[-2] * k.shape[-2])
+    out, pair, sums = rows * v.shape[-1], (prod(k.shape) + prod(v.shape)) * q.itemsize, float(rows * wide)
+    read, traded = tuple(range(3, len(call.inputs))), float(out * q.itemsize)
+    if _has_all_keys(call):
+        return Footprint((1, 2, *read), (), extra=sums + out * wide, copies=((0, float(q.nbytes)),),
+                         before=before + q.nbytes + out * (wide + q.itemsize) + sums + seen, back=back + traded)
+    merging, passing = sums + 2.0 * out * wide, pair + (prod(k.shape) + prod(v.shape)) * wide
+    if not dict(call.op.args).get("mask"):
+        return Footprint((0, 1, 2, *read), (0,), extra=sums, before=before + merging + 2.0 * pair + seen,
+                         back=back + pair + passing)
+    own = [float(x.nbytes) for x in (q, k, v)]
+    return Footprint(read, (), extra=sums + traded, copies=tuple(enumerate(own)),
+                     before=before + sum(own) + merging + 2.0 * pair + seen, back=back + traded + pair + passing)
+
+
+def _has_all_keys(call: LocalOp) -> bool:
+    """Whether ranks trade halves of queries alone: halves of both are equally long."""
+    word = "mask" if base(call.op) == FLEXIBLE else "is_causal"
+    return bool(dict(call.op.args).get(word)) and call.inputs[0].shape[-2] != call.inputs[1].shape[-2]
+
+
+def _scores(call: LocalOp) -> float:
+    """Bytes of the scores of a block of FlexAttention; a block lies in one half."""
+    q, k = call.inputs[:2]
+    halves = 1 + (call.sends and bool(dict(call.op.args).get("mask")))
+    rows = prod(q.shape[:-1]) // halves
+    return float(min(rows * k.shape[-2], max(SCORES, prod(q.shape[:-2]) * k.shape[-2])) * max(4, q.itemsize))
 
 
 def plain_attention(call: LocalOp) -> Footprint:

@@ -5,6 +5,8 @@
     reducing        kernels that reduce over mesh axes by themselves
     halo            windows over pieces of images, whose borders neighbours send
     flexible        FlexAttention
+    flexible_pieces its call on a rank's pieces
+    ring, halves    attention of a split sequence: keys that come by, halves that ranks trade
     custom_ops      our own operators, like dropout with a numbered mask
     draws           random numbers by position
     quantiles       laws whose numbers are tensors, of uniform numbers by position

@@ -18,11 +18,9 @@ from torch import Tensor
 
 from autoddl.core.errors import InputError
 from autoddl.operators.flexible import SCORES, elementwise_text, parsed_text
-from autoddl.operators.kernels.arguments import bound
 from autoddl.operators.kernels.grouped import is_traced
-from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
-__all__ = ["KERNELS", "Elements", "Places", "flexible_attention", "value_of_text"]
+__all__ = ["Elements", "Grid", "Places", "attended", "flexible_attention", "gradients", "value_of_text"]
 
 Places = tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]
 """(the first batch, head and query, and the first index of each dim of the tensors that are read) on this rank."""
@@ -36,6 +34,8 @@ class Elements:
     mask: str
     scale: float
     places: Places
+    queries: tuple[int, ...] = ()
+    """The first queries of parts of equal length, where there are several."""
 
 
 def flexible_attention(part: Elements, q: Tensor, k: Tensor, v: Tensor, read: Sequence[Tensor]
@@ -96,52 +96,57 @@ def _grouped(x: Tensor, heads: int) -> Tensor:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Grid:
-    """The indices of all scores of a rank, in the shape of grouped scores.
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """The indices of scores of a rank, in the shape of grouped scores.
 
         part       the functions, and where the pieces lie
         batch      size of the batch here
         heads      heads of keys here, and heads of queries for each
-        queries    queries here
-        keys       all keys
-        device     the device of the scores
+        run        queries that lie together
+        queries    the queries here, by number
+        keys       the keys here, by number
     """
 
     part: Elements
     batch: int
     heads: tuple[int, int]
-    queries: int
-    keys: int
-    device: torch.device
+    run: int
+    queries: Tensor
+    keys: Tensor
 
     @classmethod
-    def of(cls, part: Elements, q: Tensor, k: Tensor) -> "_Grid":
-        return cls(part, q.shape[0], (k.shape[1], q.shape[1] // k.shape[1]), q.shape[2], k.shape[2], q.device)
+    def of(cls, part: Elements, q: Tensor, k: Tensor, keys: Sequence[int] = (0,)) -> "Grid":
+        """The grid of queries and keys, which begin at these `keys` in parts of equal length."""
+        firsts = part.queries or part.places[0][2:]
+        return cls(part, q.shape[0], (k.shape[1], q.shape[1] // k.shape[1]), max(1, q.shape[2] // len(firsts)),
+                   _numbers(firsts, q), _numbers(keys, k))
 
     def names(self, read: Sequence[Tensor], rows: slice, columns: slice) -> dict[str, Any]:
         """The indices of some queries and keys, and the tensors that are read."""
-        b, h, q = (torch.arange(n, device=self.device) + first for n, first in zip(
-            (self.batch, self.heads[0] * self.heads[1], self.queries), self.part.places[0], strict=True))
-        k = torch.arange(self.keys, device=self.device)
-        return {"b": b.view(-1, 1, 1, 1, 1), "h": h.view(1, *self.heads, 1, 1), "q": q[rows].view(-1, 1),
-                "k": k[columns], **{f"x{i}": x for i, x in enumerate(read)}}
+        b, h = (torch.arange(n, device=self.keys.device) + first for n, first in zip(
+            (self.batch, self.heads[0] * self.heads[1]), self.part.places[0], strict=False))
+        return {"b": b.view(-1, 1, 1, 1, 1), "h": h.view(1, *self.heads, 1, 1), "q": self.queries[rows].view(-1, 1),
+                "k": self.keys[columns], **{f"x{i}": x for i, x in enumerate(read)}}
 
     def mask(self, read: Sequence[Tensor], rows: slice, columns: slice) -> Tensor | None:
         if not self.part.mask:
             return None
         return torch.as_tensor(value_of_text(self.part.mask, self.names(read, rows, columns), self.part.places[1],
-                                             torch.float64), device=self.device)
+                                             torch.float64), device=self.keys.device)
 
     def blocks(self, read: Sequence[Tensor]) -> Iterator[tuple[slice, slice]]:
-        """Rows of queries, and the keys from the first to the last that one of them sees."""
-        height = max(1, SCORES // max(1, self.batch * self.heads[0] * self.heads[1] * self.keys))
-        for start in range(0, self.queries, height):
-            rows, columns = slice(start, min(start + height, self.queries)), slice(0, self.keys)
+        """Rows of queries that see a key, and the keys from the first to the last that one of them sees."""
+        count, keys = len(self.queries), len(self.keys)
+        height = min(self.run, max(1, SCORES // max(1, self.batch * self.heads[0] * self.heads[1] * keys)))
+        for start in (first + more for first in range(0, count, self.run) for more in range(0, self.run, height)):
+            end = min(start + height, start - start % self.run + self.run)
+            rows, columns = slice(start, end), slice(0, keys)
             seen = self.mask(read, rows, columns)
             if seen is not None:
-                columns = _ends(seen, self.keys)
-            yield rows, columns
+                columns = _ends(seen, keys)
+            if columns.start < columns.stop:
+                yield rows, columns
 
     def scores(self, q: Tensor, k: Tensor, read: Sequence[Tensor], rows: slice, columns: slice) -> Tensor:
         """s above of grouped queries and keys [batch, heads of keys, 1, keys, size]."""
@@ -161,69 +166,71 @@ def _ends(seen: Tensor, keys: int) -> slice:
     return slice(int(here[0]), int(here[-1]) + 1) if seen.dim() and seen.shape[-1] == keys else slice(0, keys)
 
 
+def attended(grid: Grid, q: Tensor, k: Tensor, v: Tensor, read: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(output, log-sum-exp) of queries over the keys of a grid, in float32 at least."""
+    wide, keys, values = (_grouped(x, k.shape[1]) for x in (q, k, v))
+    out = wide.new_zeros(*wide.shape[:-1], v.shape[-1])
+    sums = wide.new_full(wide.shape[:-1], float("-inf"))
+    for rows, columns in grid.blocks(read):
+        scores = grid.scores(wide[..., rows, :], keys[..., columns, :], read, rows, columns)
+        sums[..., rows] = scores.logsumexp(-1)
+        out[..., rows, :] = _shares(scores, sums[..., rows]) @ values[..., columns, :]
+    return out.flatten(1, 2), sums.flatten(1, 2)
+
+
+def gradients(grid: Grid, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
+              read: Sequence[Tensor], of_read: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
+    """The part of a grid's keys in the gradients of q, k and v, where `out` and `sums` are those of all keys.
+
+    `upstream` is the gradient of the output, and that of its log-sum-exp if there is one. Those of what is read are
+    added to `of_read`, where it has a tensor."""
+    wide, keys, values, given, all_out = (_grouped(x, k.shape[1]) for x in (q, k, v, upstream[0], out))
+    totals, all_sums = [torch.zeros_like(x) for x in (wide, keys, values)], sums.view(wide.shape[:-1])
+    trained = [i for i, total in enumerate(of_read) if total is not None]
+    level = -(given * all_out).sum(-1) + sum(x.view(all_sums.shape) for x in upstream[1:])
+    for rows, columns in grid.blocks(read):
+        leaves = (wide[..., rows, :].detach().requires_grad_(), keys[..., columns, :].detach().requires_grad_())
+        those = [x.detach().requires_grad_(i in trained) for i, x in enumerate(read)]
+        with torch.enable_grad():
+            scores = grid.scores(*leaves, those, rows, columns)
+        shares, part = _shares(scores.detach(), all_sums[..., rows]), given[..., rows, :]
+        of_scores = shares * (part @ values[..., columns, :].transpose(-2, -1) + level[..., rows, None])
+        found = torch.autograd.grad(scores, [*leaves, *(those[i] for i in trained)], of_scores, allow_unused=True)
+        totals[0][..., rows, :] += found[0]
+        totals[1][..., columns, :] += found[1]
+        totals[2][..., columns, :] += (shares.transpose(-2, -1) @ part).sum_to_size(values[..., columns, :].shape)
+        for i, gradient in zip(trained, found[2:], strict=True):
+            total = of_read[i]
+            if gradient is not None and total is not None:
+                total += gradient
+    of_q, of_k, of_v = (total.flatten(1, 2) for total in totals)
+    return of_q, of_k, of_v
+
+
 class _Flexible(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Elements, q: Tensor, k: Tensor, v: Tensor, *read: Tensor) -> tuple[Tensor, Tensor]:
-        grid, heads = _Grid.of(part, q, k), k.shape[1]
-        wide, keys, values = _grouped(q, heads), _grouped(k, heads), _grouped(v, heads)
-        out = wide.new_zeros(*wide.shape[:-1], v.shape[-1])
-        sums = wide.new_full(wide.shape[:-1], float("-inf"))
-        for rows, columns in grid.blocks(read):
-            if columns.start == columns.stop:
-                continue
-            scores = grid.scores(wide[..., rows, :], keys[..., columns, :], read, rows, columns)
-            sums[..., rows] = scores.logsumexp(-1)
-            out[..., rows, :] = _shares(scores, sums[..., rows]) @ values[..., columns, :]
+        out, sums = attended(Grid.of(part, q, k), q, k, v, read)
         ctx.save_for_backward(q, k, v, out, sums, *read)
         ctx.part = part
-        return out.flatten(1, 2).to(q.dtype), sums.flatten(1, 2)
+        return out.to(q.dtype), sums
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         q, k, v, out, sums, *read = ctx.saved_tensors
-        grid, heads = _Grid.of(ctx.part, q, k), k.shape[1]
-        wide, keys, values, given = (_grouped(x, heads) for x in (q, k, v, upstream[0]))
-        totals = [torch.zeros_like(x) for x in (wide, keys, values)]
-        trained = [i for i, needed in enumerate(ctx.needs_input_grad[4:]) if needed]
-        of_read = {i: torch.zeros_like(read[i]) for i in trained}
-        level = upstream[1].view(sums.shape) - (given * out).sum(-1)
-        for rows, columns in grid.blocks(read):
-            if columns.start == columns.stop:
-                continue
-            leaves = (wide[..., rows, :].detach().requires_grad_(), keys[..., columns, :].detach().requires_grad_())
-            those = [x.detach().requires_grad_(i in trained) for i, x in enumerate(read)]
-            with torch.enable_grad():
-                scores = grid.scores(*leaves, those, rows, columns)
-            shares, part = _shares(scores.detach(), sums[..., rows]), given[..., rows, :]
-            of_scores = shares * (part @ values[..., columns, :].transpose(-2, -1) + level[..., rows, None])
-            found = torch.autograd.grad(scores, [*leaves, *(those[i] for i in trained)], of_scores, allow_unused=True)
-            totals[0][..., rows, :] += found[0]
-            totals[1][..., columns, :] += found[1]
-            totals[2][..., columns, :] += (shares.transpose(-2, -1) @ part).sum_to_size(
-                values[..., columns, :].shape)
-            for i, gradient in zip(trained, found[2:], strict=True):
-                if gradient is not None:
-                    of_read[i] += gradient
-        of_q, of_k, of_v = (total.flatten(1, 2).to(x.dtype) for total, x in zip(totals, (q, k, v), strict=True))
-        return None, of_q, of_k, of_v, *(of_read.get(i) for i in range(len(read)))
+        of_read = [torch.zeros_like(x) if needed else None
+                   for x, needed in zip(read, ctx.needs_input_grad[4:], strict=True)]
+        found = gradients(Grid.of(ctx.part, q, k), upstream, q, k, v, out, sums, read, of_read)
+        return None, *(x.to(q.dtype) for x in found), *of_read
+
+
+def _numbers(firsts: Sequence[int], x: Tensor) -> Tensor:
+    """The numbers of a sequence [.., sequence, size] in parts of equal length, which begin at `firsts`."""
+    part = torch.arange(x.shape[-2] // len(firsts), device=x.device)
+    return torch.cat([part + first for first in firsts])
 
 
 def _shares(scores: Tensor, sums: Tensor) -> Tensor:
     """p above; 0 for a query that sees no key."""
     found = (scores - sums.unsqueeze(-1)).exp()
     return found.masked_fill(sums.unsqueeze(-1) == float("-inf"), 0.0)
-
-
-def _flex_attention(site: Site, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:
-    """The call with the places of the pieces; a tensor that is read lies where its layout says."""
-    values = bound(target, args, kwargs)
-    batch, head, query, _ = (first for first, _ in site.output_extents())
-    read = tuple(tuple(first for first, _ in site.input_extents(k)) for k in range(3, len(site.inputs)))
-
-    def placed_attention(**k: Any) -> Any:
-        return target(**k, index=((batch, head, query), read))
-
-    return placed_attention, (), values
-
-
-KERNELS: dict[str, Kernel] = {"autoddl.flex_attention": _flex_attention}

@@ -26,7 +26,7 @@ from autoddl.operators.kernels.experts import ExpertPart, routed_experts
 from autoddl.operators.kernels.grouped import rows_of_groups
 from autoddl.operators.kernels.halo import unchanged, with_halo
 from autoddl.operators.kernels.reducing import batch_norm_kernel, group_norm_kernel, token_loss_kernel
-from autoddl.operators.kernels.ring import ring_attention
+from autoddl.operators.kernels.ring import attention_of_halves, has_all_keys, ring_attention
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
 __all__ = ["KERNELS"]
@@ -119,6 +119,8 @@ def _ring(site: Site, values: Kwargs) -> TorchCall:
     causal, scale = bool(values.get("is_causal")), values.get("scale")
 
     def attention_in_a_ring(query: Any, key: Any, value: Any, mask: Any) -> torch.Tensor:
+        if has_all_keys(site):
+            return attention_of_halves(site, query, key, value, scale)
         return ring_attention(site, query, key, value, mask, causal, scale)
 
     return attention_in_a_ring, tuple(values.get(name) for name in ("query", "key", "value", "attn_mask")), {}

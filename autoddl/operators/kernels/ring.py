@@ -1,25 +1,27 @@
-"""Runs ring attention on one rank: keys and values of all ranks come by, and what they yield is merged.
+"""Runs attention of a split sequence on one rank: keys of all ranks come by, or are here, and results are merged.
 
-Formulas, messages and the halves that a causal ring trades are those of `operators.ring`. The next keys and values are
+Formulas, messages and the halves that ranks trade are those of `operators.ring`. The next keys and values of a ring are
 on their way while a block is computed. Sums are float32 at least.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from autoddl.operators.kernels.attention_blocks import Heads, block_backward, block_forward
+from autoddl.operators.kernels.attention_blocks import Gradients, Heads, block_backward, block_forward
 from autoddl.operators.kernels.grouped import is_traced
+from autoddl.operators.kernels.halves import Ranks, traded, traded_back
 from autoddl.operators.kernels.site import Site
 
-__all__ = ["ring_attention"]
+__all__ = ["Blocks", "Turns", "attention_of_halves", "has_all_keys", "ring_attention", "ring_of_blocks"]
 
 Optional = Tensor | None
 Pair = tuple[Tensor, Tensor]
+Read = tuple[Optional, ...]
 KEYS, GRADIENTS = 1, 2
 """Numbers that tell two messages apart which are on their way together."""
 
@@ -29,127 +31,144 @@ def ring_attention(site: Site, q: Tensor, k: Tensor, v: Tensor, mask: Optional, 
     """Returns the output of this rank's queries over the keys of all; q, k, v: [batch, heads, sequence here, size]."""
     if is_traced(q):
         return q.new_empty(*q.shape[:-1], v.shape[-1])
-    heads = Heads(q.shape[-1] ** -0.5 if scale is None else scale,
-                  mask is not None and mask.requires_grad and torch.is_grad_enabled())
-    found: Tensor = _Ring.apply(q, k, v, mask, _Turns.of(site, causal), heads)  # type: ignore[no-untyped-call]
-    return found
+    blocks = _Fused(_heads(q, mask, scale), causal)
+    return ring_of_blocks(Turns(Ranks.of(site), causal), blocks, q, k, v, (mask,))[0]
+
+
+def attention_of_halves(site: Site, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+    """As `ring_attention`, causal, of keys and values that are all here: [batch, fewer heads, sequence, size]."""
+    if is_traced(q):
+        return q.new_empty(*q.shape[:-1], v.shape[-1])
+    ranks = Ranks.of(site)
+    found: Tensor = _Halves.apply(_heads(q, None, scale), ranks, traded(ranks, q), k, v)  # type: ignore[no-untyped-call]
+    return traded_back(ranks, found)[0]
+
+
+def has_all_keys(site: Site) -> bool:
+    """Whether keys are not split along the sequence."""
+    return not site.splits(1, 2)
+
+
+def _heads(q: Tensor, mask: Optional, scale: float | None) -> Heads:
+    return Heads(q.shape[-1] ** -0.5 if scale is None else scale,
+                 mask is not None and mask.requires_grad and torch.is_grad_enabled())
 
 
 @dataclass(frozen=True, slots=True)
-class _Turns:
-    """The ring as rank `place` of `ranks` sees it."""
+class Turns:
+    """The turns of a ring as one of its ranks sees them; `halves`: whether ranks trade these first."""
 
-    site: Site
-    causal: bool
-    place: int
-    ranks: int
-
-    @classmethod
-    def of(cls, site: Site, causal: bool) -> "_Turns":
-        members = site.mesh.members(site.option.inner, site.coordinate)
-        return cls(site, causal, members.index(site.coordinate), len(members))
+    ranks: Ranks
+    halves: bool
 
     def source(self, turn: int) -> int:
         """The rank whose keys are here in a turn."""
-        return (self.place - turn) % self.ranks
+        return (self.ranks.place - turn) % self.ranks.count
 
-    def parts(self, turn: int, queries: int, keys: int) -> tuple[slice, slice, bool]:
+    def shift(self, value: Tensor, number: int) -> Callable[[], Tensor]:
+        """Sends `value` to the next rank; call the result for what the one before sent."""
+        return self.ranks.site.shifted(value, number)
+
+
+class Blocks(Protocol):
+    """Computes what meets in a turn of a ring; `read` is a mask, or what FlexAttention reads."""
+
+    @property
+    def told(self) -> bool:
+        """Whether log-sum-exps are an output too."""
+
+    def forward(self, turns: Turns, turn: int, q: Tensor, k: Tensor, v: Tensor, read: Read) -> tuple[slice, Pair]:
+        """Rows of the queries, with their output and log-sum-exp over the keys k that are here."""
+
+    def backward(self, turns: Turns, turn: int, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor,
+                 out: Tensor, sums: Tensor, read: Read, of_read: list[Optional]) -> tuple[slice, slice, Gradients]:
+        """Rows and columns, with their part of the gradients; those of what was read are added to `of_read`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fused:
+    """Blocks of torch's attention."""
+
+    heads: Heads
+    causal: bool
+
+    @property
+    def told(self) -> bool:
+        return False
+
+    def forward(self, turns: Turns, turn: int, q: Tensor, k: Tensor, v: Tensor, read: Read) -> tuple[slice, Pair]:
+        rows, columns, causal = self._parts(turns, turn, q.shape[-2], k.shape[-2])
+        return rows, block_forward(self.heads, q[..., rows, :], k[..., columns, :], v[..., columns, :],
+                                   _columns(read[0], turns, turn, k.shape[-2], q), causal)
+
+    def backward(self, turns: Turns, turn: int, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor,
+                 out: Tensor, sums: Tensor, read: Read, of_read: list[Optional]) -> tuple[slice, slice, Gradients]:
+        rows, columns, causal = self._parts(turns, turn, q.shape[-2], k.shape[-2])
+        found = block_backward(self.heads, upstream[0][..., rows, :], q[..., rows, :], k[..., columns, :],
+                               v[..., columns, :], out[..., rows, :], sums[..., rows],
+                               _columns(read[0], turns, turn, k.shape[-2], q), causal)
+        if of_read[0] is not None and found.mask is not None:
+            _add_columns(of_read[0], found.mask, turns.source(turn) * k.shape[-2])
+        return rows, columns, found
+
+    def _parts(self, turns: Turns, turn: int, queries: int, keys: int) -> tuple[slice, slice, bool]:
         """The queries and keys that meet in a turn, and whether causally."""
         everything = slice(None)
         if not self.causal or not turn:
             return everything, everything, self.causal
-        if self.source(turn) < self.place:
+        if turns.source(turn) < turns.ranks.place:
             return everything, slice(0, keys // 2), False
         return slice(queries // 2, None), everything, False
 
-    def shift(self, value: Tensor, number: int) -> Callable[[], Tensor]:
-        """Sends `value` to the next rank; call the result for what the one before sent."""
-        return self.site.shifted(value, number)
 
-    def columns(self, mask: Optional, turn: int, keys: int, like: Tensor) -> Optional:
-        """The part of the mask for the keys that are here, as numbers that are added to scores, of four dims."""
-        if mask is None:
-            return None
-        here = mask if mask.shape[-1] == 1 else mask.narrow(-1, self.source(turn) * keys, keys)
-        if here.dtype is torch.bool:
-            here = torch.zeros(here.shape, dtype=like.dtype, device=like.device).masked_fill(~here, float("-inf"))
-        return here.to(like.dtype).view((1,) * (4 - here.dim()) + here.shape)
-
-    def trade(self, tensors: tuple[Tensor, ...], there: bool) -> tuple[Tensor, ...]:
-        """Tensors [.., sequence, size] whose halves go to the ranks that have head and tail, or back from `there`."""
-        if not self.causal:
-            return tensors
-        goes, comes = self._halves() if there else self._halves()[::-1]
-        sent, received = ([sum(rank == at for _, rank in halves) for at in range(self.ranks)]
-                          for halves in (goes, comes))
-        rows = self.site.exchanged(_packed(tensors, [half for half, _ in goes]), tuple(sent), tuple(received),
-                                   outward=True)
-        return _unpacked(rows, tensors, [half for half, _ in comes])
-
-    def _halves(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """(half, rank) by rank: where this rank's halves go, then whence those come that it computes with."""
-        def owner(chunk: int) -> int:
-            return min(chunk, 2 * self.ranks - 1 - chunk)
-
-        own = [(0, owner(2 * self.place)), (1, owner(2 * self.place + 1))]
-        head = [(0, self.place // 2), (1, (2 * self.ranks - 1 - self.place) // 2)]
-        return sorted(own, key=lambda half: half[1]), sorted(head, key=lambda half: half[1])
+def _columns(mask: Optional, turns: Turns, turn: int, keys: int, like: Tensor) -> Optional:
+    """The part of the mask for the keys that are here, as numbers that are added to scores, of four dims."""
+    if mask is None:
+        return None
+    here = mask if mask.shape[-1] == 1 else mask.narrow(-1, turns.source(turn) * keys, keys)
+    if here.dtype is torch.bool:
+        here = torch.zeros(here.shape, dtype=like.dtype, device=like.device).masked_fill(~here, float("-inf"))
+    return here.to(like.dtype).view((1,) * (4 - here.dim()) + here.shape)
 
 
-def _packed(tensors: tuple[Tensor, ...], halves: list[int]) -> Tensor:
-    """A row for each of `halves`, with that half of every tensor."""
-    rows = tensors[0].new_empty(2, sum(x.numel() for x in tensors) // 2)
-    for place, half in _places(rows, tensors, halves):
-        place.copy_(half)
-    return rows
-
-
-def _unpacked(rows: Tensor, like: tuple[Tensor, ...], halves: list[int]) -> tuple[Tensor, ...]:
-    """Tensors like those given, whose `halves` are in the rows."""
-    found = tuple(torch.empty_like(x) for x in like)
-    for place, half in _places(rows, found, halves):
-        half.copy_(place)
+def ring_of_blocks(turns: Turns, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, read: Read) -> tuple[Tensor, ...]:
+    """The output of this rank's queries over the keys of all, and its log-sum-exp where that is told."""
+    found: tuple[Tensor, ...] = _Ring.apply(turns, blocks, q, k, v, *read)  # type: ignore[no-untyped-call]
     return found
-
-
-def _places(rows: Tensor, tensors: tuple[Tensor, ...], halves: list[int]) -> Iterator[Pair]:
-    """Pairs of a place in a row, and the half of a tensor that belongs there."""
-    for row, half in zip(rows, halves, strict=True):
-        for x, part in zip(tensors, row.split([x.numel() // 2 for x in tensors]), strict=True):
-            place = x.chunk(2, -2)[half]
-            yield part.view(place.shape), place
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Optional, turns: _Turns, heads: Heads) -> Tensor:
-        q, k, v = turns.trade((q, k, v), there=True)
-        out, sums = _forward(turns, heads, q, k, v, mask)
-        ctx.save_for_backward(q, k, v, mask, out, sums)
-        ctx.turns, ctx.heads = turns, heads
-        (found,) = turns.trade((out,), there=False)
-        return found
+    def forward(ctx: Any, turns: Turns, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, *read: Optional
+                ) -> tuple[Tensor, ...]:
+        if turns.halves:
+            q, k, v = turns.ranks.trade((q, k, v), there=True)
+        out, sums = _forward(turns, blocks, q, k, v, read)
+        ctx.save_for_backward(q, k, v, out, sums, *read)
+        ctx.turns, ctx.blocks = turns, blocks
+        found = (out, sums) if blocks.told else (out,)
+        return turns.ranks.trade_back(found) if turns.halves else found
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        q, k, v, mask, out, sums = ctx.saved_tensors
-        turns: _Turns = ctx.turns
-        (given,) = turns.trade(upstream, there=True)
-        of_q, of_k, of_v, of_mask = _backward(turns, ctx.heads, given, q, k, v, mask, out, sums)
-        return *turns.trade((of_q, of_k, of_v), there=False), of_mask, None, None
+        q, k, v, out, sums, *read = ctx.saved_tensors
+        turns: Turns = ctx.turns
+        given = turns.ranks.trade_upstream(upstream) if turns.halves else upstream
+        of_read = [torch.zeros_like(x) if x is not None and needed else None
+                   for x, needed in zip(read, ctx.needs_input_grad[5:], strict=True)]
+        found = _backward(turns, ctx.blocks, given, q, k, v, out, sums, tuple(read), of_read)
+        return None, None, *(turns.ranks.trade(found, there=False) if turns.halves else found), *of_read
 
 
-def _forward(turns: _Turns, heads: Heads, q: Tensor, k: Tensor, v: Tensor, mask: Optional) -> Pair:
+def _forward(turns: Turns, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, read: Read) -> Pair:
     """Output and log-sum-exp of the queries over all keys."""
-    keys, merged, message = k.shape[-2], None, _joined(k, v)
-    for turn in range(turns.ranks):
-        arriving = turns.shift(message, KEYS) if turn < turns.ranks - 1 else None
+    merged, message, last = None, _joined(k, v), turns.ranks.count - 1
+    for turn in range(last + 1):
+        arriving = turns.shift(message, KEYS) if turn < last else None
         pair = _apart(message, k, v) if turn else (k, v)
-        rows, columns, causal = turns.parts(turn, q.shape[-2], keys)
-        key, value = (x[..., columns, :] for x in pair)
-        found = block_forward(heads, q[..., rows, :], key, value, turns.columns(mask, turn, keys, q), causal)
+        rows, found = blocks.forward(turns, turn, q, *pair, read)
         merged = _merged(merged, found, rows)
-        del pair, key, value, found
+        del pair, found
         message = arriving() if arriving is not None else message
     assert merged is not None, "a ring has at least two ranks"
     return merged[0].to(q.dtype), merged[1]
@@ -167,31 +186,68 @@ def _merged(total: Pair | None, found: Pair, rows: slice) -> Pair:
     return total
 
 
-def _backward(turns: _Turns, heads: Heads, upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Optional,
-              out: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, Tensor, Optional]:
+def _backward(turns: Turns, blocks: Blocks, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+              sums: Tensor, read: Read, of_read: list[Optional]) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the queries here, and of the keys and values here, which come home with a last hop."""
-    keys, wide, message = k.shape[-2], _sum_dtype(q), _joined(k, v)
+    wide, message, last = _sum_dtype(q), _joined(k, v), turns.ranks.count - 1
     of_q, returning = torch.zeros_like(q, dtype=wide), None
-    of_mask = torch.zeros_like(mask) if heads.of_mask and mask is not None else None
-    for turn in range(turns.ranks):
-        arriving = turns.shift(message, KEYS) if turn < turns.ranks - 1 else None
+    for turn in range(last + 1):
+        arriving = turns.shift(message, KEYS) if turn < last else None
         pair = _apart(message, k, v) if turn else (k, v)
-        rows, columns, causal = turns.parts(turn, q.shape[-2], keys)
-        key, value = (x[..., columns, :] for x in pair)
-        found = block_backward(heads, upstream[..., rows, :], q[..., rows, :], key, value, out[..., rows, :],
-                               sums[..., rows], turns.columns(mask, turn, keys, q), causal)
+        rows, columns, found = blocks.backward(turns, turn, upstream, q, *pair, out, sums, read, of_read)
         of_q[..., rows, :] += found.q
-        if of_mask is not None and found.mask is not None:
-            _add_columns(of_mask, found.mask, turns.source(turn) * keys)
         passed = k.new_zeros(k.numel() + v.numel(), dtype=wide) if returning is None else returning()
         for total, part in zip(_apart(passed, k, v), (found.k, found.v), strict=True):
             total[..., columns, :] += part
         returning = turns.shift(passed, GRADIENTS)
-        del pair, key, value, found, passed
+        del pair, found, passed
         message = arriving() if arriving is not None else message
     assert returning is not None, "a ring has at least two ranks"
     of_k, of_v = _apart(returning(), k, v)
-    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype), of_mask
+    return of_q.to(q.dtype), of_k.to(k.dtype), of_v.to(v.dtype)
+
+
+class _Halves(torch.autograd.Function):
+    """Causal attention of two chunks of queries over all keys, in blocks."""
+
+    @staticmethod
+    def forward(ctx: Any, heads: Heads, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out, half = q.new_empty(*q.shape[:-1], v.shape[-1]), q.shape[-2] // 2
+        sums = q.new_empty(q.shape[:-1], dtype=_sum_dtype(q))
+        for rows, chunk in _chunks(ranks, half):
+            merged = None
+            for columns, causal in _met(chunk, half):
+                found = block_forward(heads, q[..., rows, :], k[..., columns, :], v[..., columns, :], None, causal)
+                merged = _merged(merged, found, slice(None))
+            assert merged is not None, "a chunk meets itself"
+            out[..., rows, :], sums[..., rows] = merged
+        ctx.save_for_backward(q, k, v, out, sums)
+        ctx.heads, ctx.ranks = heads, ranks
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        q, k, v, out, sums = ctx.saved_tensors
+        totals, half = [torch.zeros_like(x, dtype=_sum_dtype(x)) for x in (q, k, v)], q.shape[-2] // 2
+        for rows, chunk in _chunks(ctx.ranks, half):
+            for columns, causal in _met(chunk, half):
+                found = block_backward(ctx.heads, upstream[0][..., rows, :], q[..., rows, :], k[..., columns, :],
+                                       v[..., columns, :], out[..., rows, :], sums[..., rows], None, causal)
+                for total, part, where in zip(totals, (found.q, found.k, found.v), (rows, columns, columns),
+                                              strict=True):
+                    total[..., where, :] += part
+        return None, None, *(total.to(q.dtype) for total in totals)
+
+
+def _chunks(ranks: Ranks, half: int) -> list[tuple[slice, int]]:
+    """The rows of each half of the queries, and the chunk of the sequence that it is."""
+    return [(slice(n * half, (n + 1) * half), chunk) for n, chunk in enumerate(ranks.chunks(ranks.place))]
+
+
+def _met(chunk: int, half: int) -> list[tuple[slice, bool]]:
+    """The keys that a chunk of queries meets, and whether causally: those before it, and its own."""
+    own = slice(chunk * half, (chunk + 1) * half)
+    return [(slice(0, own.start), False), (own, True)][not chunk:]
 
 
 def _add_columns(total: Tensor, part: Tensor, first: int) -> None:

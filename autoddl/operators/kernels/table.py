@@ -9,12 +9,12 @@ call says a global size, counts globally (means, causal masks, rows of a table, 
 from collections.abc import Callable
 from typing import Any
 
-from autoddl.operators.kernels import flexible, nn, shape
+from autoddl.operators.kernels import flexible_pieces, nn, shape
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
 
 __all__ = ["KERNELS", "Site", "lower"]
 
-KERNELS: dict[str, Kernel] = {**shape.KERNELS, **nn.KERNELS, **flexible.KERNELS}
+KERNELS: dict[str, Kernel] = {**shape.KERNELS, **nn.KERNELS, **flexible_pieces.KERNELS}
 
 
 def lower(site: Site, target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TorchCall:

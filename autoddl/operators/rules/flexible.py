@@ -2,19 +2,22 @@
 
     q "b h l .", k "b h . .", v "b h . .", read tensors -> "b h l ."          and the log-sum-exp "b h l"
 
+The length may be split inside of the kernel too (`rules.ring`). There every other tensor is whole.
+
 A tensor that is read at [b, ..] alone, and has a row for each of the batch, splits with the batch. Likewise a dim that
 is read at h or q alone. Every other tensor is whole, and the gradient of one that is trained is a partial sum.
 """
 
 from autoddl.core.graph import Op
 from autoddl.operators.flexible import FLEXIBLE, index_reads
-from autoddl.operators.rules.ring import QUERIES
+from autoddl.operators.rules.dimension_strings import Rule
+from autoddl.operators.rules.ring import QUERIES, ring_signatures
 from autoddl.operators.rules.writing import RuleOf, Tensors, get, rule_text
 
 __all__ = ["RULES"]
 
 
-def _flex_attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
+def _flex_attention(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     batch, heads, queries, _ = inputs[0].shape
     groups = inputs[1].shape[1]
     of_heads = "h" if groups == heads else f"(h:{groups} r)"
@@ -24,7 +27,8 @@ def _flex_attention(op: Op, inputs: Tensors, outputs: Tensors) -> str:
             for i, t in enumerate(inputs[3:])]
     keys = [["b" if t.shape[0] == batch else ".", "h", ".", "."] for t in inputs[1:3]]
     out = ["b", of_heads, QUERIES]
-    return rule_text([[*out, "."], *keys, *_once(read)], [[*out, "."], out][:len(outputs)])
+    return Rule(rule_text([[*out, "."], *keys, *_once(read)], [[*out, "."], out][:len(outputs)]),
+                ring_signatures(op, inputs, len(outputs)))
 
 
 def _name(names: dict[str, tuple[str, int]], at: str, size: int) -> str:

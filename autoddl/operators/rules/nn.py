@@ -14,12 +14,13 @@ Some kernels communicate by themselves over the mesh axis (`Signature.inner`), w
     windows, norms   x S(place), rest B -> S(place)       halos, or sums of a group's values (`places`)
 """
 
+from collections.abc import Sequence
 from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import B, Layout, Mesh, Split, State, local_shape
 from autoddl.operators.expert_sizes import EXCHANGE
-from autoddl.operators.ring import ATTENTION
+from autoddl.operators.ring import ROUND
 from autoddl.operators.rules.dimension_strings import Rule, Signature
 from autoddl.operators.rules.experts import rows_sent
 from autoddl.operators.rules.places import halo_messages, halo_signatures, place_dims, place_signatures
@@ -130,21 +131,22 @@ def _batch_norm(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
 
 
 REDUCING = frozenset(("autoddl.token_loss", "autoddl.experts", "aten._native_batch_norm_legit_functional.default",
-                      "aten.group_norm.default", ATTENTION, *WINDOWED))
+                      "aten.group_norm.default", *ROUND, *WINDOWED))
 """Targets whose kernel may communicate by itself."""
 
 
-def inner_collectives(op: Op, graph: Graph, read: Layout, axes: tuple[int, ...], mesh: Mesh,
+def inner_collectives(op: Op, graph: Graph, reads: Sequence[Layout], axes: tuple[int, ...], mesh: Mesh,
                       coordinate: tuple[int, ...] | None = None) -> tuple[Inner, ...]:
     """Returns the collectives that the kernel of `op` itself issues over `axes` (`Option.inner`).
 
-    `read` is the layout of its first input, `coordinate` the place of the rank in the mesh (rank 0 by default)."""
+    `reads` are the layouts of its inputs, `coordinate` the place of the rank in the mesh (rank 0 by default)."""
     if not axes:
         return ()
+    read = reads[0]
     if op.target == "autoddl.experts":
         return tuple((way, EXCHANGE, axes, nbytes) for way, nbytes in rows_sent(op, graph, read, mesh, coordinate))
-    if op.target == ATTENTION:
-        return tuple((way, kind, axes, nbytes) for way, kind, nbytes in inner_messages(op, graph, read, mesh,
+    if op.target in ROUND:
+        return tuple((way, kind, axes, nbytes) for way, kind, nbytes in inner_messages(op, graph, reads, mesh,
                                                                                        coordinate))
     if op.target in WINDOWED:
         return tuple((way, kind, axes, nbytes) for way, kind, nbytes in halo_messages(op, graph, read, mesh,

@@ -203,12 +203,12 @@ def _options(found: OptionRows) -> tuple[Option, ...]:
 
 
 def _agrees(every: tuple[Signature, ...], picked: Codes) -> npt.NDArray[np.bool_]:
-    """Whether no name is split by some axes inside the kernel and by others without."""
+    """Whether no name is split by some axes inside the kernel and by others without, or inside in another way."""
     fine = np.ones(len(picked), dtype=bool)
-    for name in {s.split for s in every if s.inner}:
-        inside, without = (np.array([s.split == name and s.inner == inner for s in every])[picked].any(axis=1)
-                           for inner in (True, False))
-        fine &= ~(inside & without)
+    for inside in (s for s in every if s.inner):
+        here, other = (np.array([s.split == inside.split and (s == inside) == same for s in every])[picked].any(axis=1)
+                       for same in (True, False))
+        fine &= ~(here & other)
     return fine
 
 

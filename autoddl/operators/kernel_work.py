@@ -1,0 +1,23 @@
+"""Holds the work of one kernel: what `work` counts, and the cost model prices."""
+
+from dataclasses import dataclass
+
+__all__ = ["KernelWork"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelWork:
+    """The work of one kernel on one device."""
+
+    flops: float
+    """Floating point operations; 0 for kernels that are bound by memory."""
+    nbytes: float
+    """Bytes read and written."""
+    kind: str = "memory"
+    """The kind of kernel, as in `cost_models.Kernel`."""
+    shape: tuple[int, ...] = ()
+    """The sizes that the kind calls for, as in `cost_models.Kernel`."""
+    weight: bool = False
+    """Whether it computes the gradient of a parameter-like factor, for which no earlier op waits."""
+    name: str = ""
+    """The measured curve that it follows (`kernel_kinds`)."""
