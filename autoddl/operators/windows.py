@@ -1,12 +1,17 @@
-"""Says where convolutions and pools look, and what ranks send each other where images or sequences are split.
+"""Says where convolutions, pools and interpolations look, and what ranks send each other where images are split.
 
-Output o along a dim looks at `reach` inputs, of which the first may lie in the padding:
+Output o along a dim looks at `reach` places, of which the first may lie in the padding. Every `parts`-th is an input:
 
-    o stride - before, ..., o stride - before + reach - 1        reach = dilation (kernel - 1) + 1
+    o stride - before, ..., o stride - before + reach - 1
+
+    convolution, pool     reach = dilation (kernel - 1) + 1                                          parts = 1
+    transposed            the same, stride = 1, before = reach - 1 - padding                         parts = its stride
+    linear, f times       (2 o + 1 - f) / (2 f) is between two inputs:
+                          stride = 2, before = 3 f - 2, reach = 4 f                                  parts = 2 f
 
 The ranks of a group have consecutive pieces of the input and of the output. A rank with the outputs [a, b) reads
 
-    need = [a stride - before, (b - 1) stride - before + reach)
+    need = [ceil((a stride - before) / parts), floor(((b - 1) stride - before + reach - 1) / parts)]
 
 What lies in another's piece is sent by that rank: the *halo* of the piece. Along each dim a rank has `own`, and what it
 sends of it to all ranks is the sum of |own ∩ need| over their needs. Boxes over several dims are products:
@@ -25,8 +30,9 @@ from itertools import product
 from autoddl.core.graph import Op, Value
 from autoddl.core.layout import Axis, B, Extent, Layout, Mesh, Split, extents
 
-__all__ = ["HALO", "PLACE", "WINDOWED", "Box", "Shape", "Window", "common", "halo_box", "halo_elements", "is_aligned",
-           "padded_shape", "place_name", "read_box", "wanted", "windows_of"]
+__all__ = ["HALO", "INTERPOLATED", "PLACE", "TRANSPOSED", "WINDOWED", "Box", "Shape", "Window", "common", "halo_box",
+           "halo_elements", "is_aligned", "is_transposed", "padded_shape", "place_name", "read_box", "wanted",
+           "windows_of"]
 
 HALO = "halo"
 """The kind of a message in which each rank of a group sends what its neighbours need."""
@@ -34,7 +40,11 @@ PLACE = "place"
 """What the names of dims of an image or a sequence begin with, in rules that may split them."""
 _CONVOLUTIONS = frozenset(f"aten.conv{k}d.{form}" for k in (1, 2, 3) for form in ("default", "padding"))
 _POOLS = frozenset(f"aten.{kind}_pool{k}d.default" for k in (1, 2, 3) for kind in ("max", "avg"))
-WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, "aten.convolution.default"))
+TRANSPOSED = frozenset(f"aten.conv_transpose{end}" for end in ("1d.default", "2d.input", "3d.input"))
+"""Targets of convolutions that look the other way."""
+INTERPOLATED = frozenset(f"aten.upsample_{kind}d.vec" for kind in ("linear1", "bilinear2", "trilinear3"))
+"""Targets of linear interpolations."""
+WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, *TRANSPOSED, *INTERPOLATED, "aten.convolution.default"))
 """Targets of ops that look through windows."""
 Shape = tuple[int, ...]
 Box = tuple[Extent, ...]
@@ -48,6 +58,15 @@ class Window:
     stride: int
     reach: int
     before: int
+    parts: int = 1
+
+    def first(self, out: int) -> int:
+        """The first input at which an output looks; below 0 in the padding."""
+        return -((self.before - out * self.stride) // self.parts)
+
+    def last(self, out: int) -> int:
+        """The last input at which an output looks."""
+        return (out * self.stride - self.before + self.reach - 1) // self.parts
 
 
 def place_name(dim: int) -> str:
@@ -55,14 +74,24 @@ def place_name(dim: int) -> str:
     return f"{PLACE}{dim}"
 
 
+def is_transposed(op: Op) -> bool:
+    """Whether an op is a convolution that looks the other way."""
+    return op.target in TRANSPOSED or bool(dict(op.args).get("transposed"))
+
+
 def windows_of(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
     """By dim of the input, the windows of an op on inputs of `shapes`; empty for an op that has none.
 
-    There are none for what counts the padding in some windows alone (averages), or looks the other way (transposes).
+    There are none for averages that count the padding in some windows alone, nor for transposed convolutions with gaps
+    between windows. Interpolations that align corners, or are by no whole number, have none either.
     """
     args = dict(op.args)
-    if op.target not in WINDOWED or args.get("transposed"):
+    if op.target not in WINDOWED:
         return {}
+    if op.target in INTERPOLATED:
+        return _interpolated(op, shapes[0])
+    if is_transposed(op):
+        return _transposed(op, shapes)
     pools = op.target in _POOLS
     kernel = _each(args["kernel_size"], None) if pools else shapes[1][2:]
     count = int(op.target.split("d.")[0][-1]) if op.target != "aten.convolution.default" else len(kernel)
@@ -80,15 +109,43 @@ def windows_of(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
     return {first + i: Window(*row) for i, row in enumerate(zip(stride, reach, before, strict=True))}
 
 
+def _transposed(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
+    """The windows of a transposed convolution, without gaps between them."""
+    args, kernel = dict(op.args), shapes[1][2:]
+    stride, dilation, padding = (_spread(_each(args.get(name), default), len(kernel))
+                                 for name, default in (("stride", 1), ("dilation", 1), ("padding", 0)))
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    if any(r < s for r, s in zip(reach, stride, strict=True)):
+        return {}
+    first = len(shapes[0]) - len(kernel)
+    return {first + i: Window(1, r, r - 1 - p, s)
+            for i, (s, r, p) in enumerate(zip(stride, reach, padding, strict=True))}
+
+
+def _interpolated(op: Op, shape: Shape) -> dict[int, Window]:
+    """The windows of an interpolation that makes each place as many as a whole number says."""
+    args = dict(op.args)
+    sizes, factors = _each(args.get("output_size"), None), args.get("scale_factors")
+    by = [float(str(f)) for f in factors] if isinstance(factors, tuple) else []
+    count = len(sizes) or len(by)
+    each = [out / size for out, size in zip(sizes, shape[-count:], strict=True)] if sizes else by
+    if args.get("align_corners") or not count or any(f != int(f) for f in each):
+        return {}
+    return {len(shape) - count + i: Window(2, 4 * f, 3 * f - 2, 2 * f) for i, f in enumerate(map(int, each))}
+
+
 def is_aligned(window: Window, size: int, out: int) -> bool:
     """Whether the pieces of `out` outputs need nothing but the pieces of `size` inputs above them."""
+    if window.parts > 1:
+        return window.stride == 1 and window.reach == window.parts == window.before + 1 and out == window.parts * size
     return window.stride >= window.reach and not window.before and size == window.stride * out
 
 
 def wanted(window: Window, out: Extent) -> Extent:
     """(first, count) of the inputs at which outputs (first, count) look, those in the padding too."""
     first, count = out
-    return first * window.stride - window.before, max(0, count - 1) * window.stride + window.reach
+    start = window.first(first)
+    return start, window.last(first + max(1, count) - 1) - start + 1
 
 
 def common(one: Extent, other: Extent) -> Extent:
@@ -98,8 +155,13 @@ def common(one: Extent, other: Extent) -> Extent:
 
 
 def padded_shape(shape: Shape, out: Shape, windows: dict[int, Window]) -> Shape:
-    """The shape of what a rank computes outputs of shape `out` from: its piece of `shape`, halo and padding."""
-    return tuple(wanted(windows[d], (0, out[d]))[1] if d in windows else size for d, size in enumerate(shape))
+    """The most that a rank computes outputs of shape `out` from: its piece of `shape`, halo and padding."""
+    return tuple(_most(windows[d], out[d]) if d in windows else size for d, size in enumerate(shape))
+
+
+def _most(window: Window, count: int) -> int:
+    """The most inputs at which so many outputs in a row look."""
+    return -(-(max(0, count - 1) * window.stride + window.reach) // window.parts)
 
 
 def read_box(shape: Shape, outputs: Shape, windows: Mapping[int, Window], layout: Layout, mesh: Mesh,

@@ -30,7 +30,7 @@ from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.kernel_work import KernelWork
 from autoddl.operators.own_facts import own_flops, own_saves
-from autoddl.operators.windows import padded_shape, windows_of
+from autoddl.operators.windows import is_transposed, padded_shape, windows_of
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
            "kept_mask_bytes", "letters", "read_back", "weight_kernels", "work"]
@@ -243,7 +243,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     if inner and (windows := windows_of(op, inputs)):
         forward_, backward_ = work(op, graph, inputs, outputs, differentiable)
         size = graph.tensors[op.inputs[0]].itemsize
-        copied = KernelWork(0.0, 2.0 * size * prod(padded_shape(inputs[0], outputs[0], windows)), name="copy")
+        elements = prod(padded_shape(inputs[0], outputs[0], windows)) + prod(outputs[0]) * is_transposed(op)
+        copied = KernelWork(0.0, 2.0 * size * elements, name="copy")
         return (*forward_, copied), (*backward_, copied) if 0 in needs and flows else backward_
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"

@@ -21,11 +21,16 @@ from autoddl.schedule.traffic import PlannedCollective, traffic
 from autoddl.schedule.uplink_bytes import _leaving
 
 UNET = str(Path(zoo.__file__).parents[2] / "examples" / "unet.py")
-ROWS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(2)", "*pool*: machine=S(2)", "*pool*: pair=S(2)")
+def rows(*names: str) -> tuple[str, ...]:
+    """Pins of rows over both axes, for ops of these names."""
+    return tuple(f"{name}: {axis}=S(2)" for name in names for axis in ("machine", "pair"))
+
+
+ROWS = rows("conv2d*", "*pool*")
 BLOCKS = ("conv2d*: machine=S(2)", "conv2d*: pair=S(3)", "*norm*: machine=S(2)")
 
 
-def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int) -> tuple[Plan, Factory, Graph]:
+def split_image(file: str, name: str, pins: tuple[str, ...], **sizes: int | str) -> tuple[Plan, Factory, Graph]:
     """A plan, what it is of, and its graph."""
     made = Factory(file, name, dict(sizes))
     return planned(made, pins=pins), made, add_hubs(capture(*made.build()).graph)
@@ -37,13 +42,14 @@ def halos(plan: Plan, graph: Graph, rank: int = 0) -> list[PlannedCollective]:
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("pins,sizes", [(ROWS, {"B": 1, "side": 42})],
-                     [(BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}), (ROWS, {"B": 2})])
+@parametrize_or_slow("pins,sizes", [(rows("conv2d*", "conv_transpose2d*"), {"B": 1, "side": 42, "up": "transposed"})],
+                     [(ROWS, {"B": 1, "side": 42}), (BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}),
+                      (ROWS, {"B": 2}), (rows("conv2d*", "upsample*"), {"B": 1, "side": 42, "up": "bilinear"})])
 def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pins: tuple[str, ...],
-                                                                             sizes: dict[str, int]) -> None:
+                                                                             sizes: dict[str, int | str]) -> None:
     plan, made, graph = split_image(zoo.__file__, "segmenter", pins, **sizes)
     assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
-    said = "height over machine+pair" if pins is ROWS else "height over machine and width over pair"
+    said = "height over machine and width over pair" if pins is BLOCKS else "height over machine+pair"
     assert places_text(plan).startswith(f"{said} in ")
     if pins is ROWS:  # rank 1 has neighbours on either side, of which rank 2 is in the other machine
         left = [(one.nbytes, *(_leaving(plan, graph, one, (0, 1, 2, 3), 1)(range(*unit)) for unit in ((1, 2), (0, 2))))
@@ -51,7 +57,8 @@ def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pin
         assert all(every == alone >= over for every, alone, over in left) and any(row[1] > row[2] > 0 for row in left)
         assert not any(_leaving(plan, graph, one, (0, 1, 2, 3), 0)(range(2)) for one in halos(plan, graph))
     checked = verified(plan, made)
-    assert len(halos(plan, graph)) >= 8 and checked.passed and checked.collective_mismatches == 0, checked
+    least = 8 + 2 * ("up" in sizes)
+    assert len(halos(plan, graph)) >= least and checked.passed and checked.collective_mismatches == 0, checked
 
 
 @pytest.mark.ranks

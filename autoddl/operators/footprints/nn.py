@@ -9,11 +9,12 @@ from math import prod
 
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
-from autoddl.operators.windows import padded_shape, windows_of
+from autoddl.operators.windows import is_transposed, padded_shape, windows_of
 from autoddl.operators.work import base
 
 __all__ = ["around", "batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
-           "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "linear_footprint",
+           "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "interpolation_footprint",
+           "linear_footprint",
            "norm_footprint", "product_footprint", "token_loss_footprint"]
 
 
@@ -143,7 +144,33 @@ def _folded(call: LocalOp) -> Footprint:
 def convolution_footprint(call: LocalOp) -> Footprint:
     """Keeps input and weight, whichever needs a gradient; where places are split, the input with its halo."""
     weight = call.op.slot("weight") or 1
-    return replace(around(call), saves=(weight,)) if call.sends else Footprint((0, weight))
+    if not call.sends:
+        return Footprint((0, weight))
+    found = replace(around(call), saves=(weight,))
+    return _cut(call, found) if is_transposed(call.op) else found
+
+
+def _cut(call: LocalOp, found: Footprint) -> Footprint:
+    """Adds what a transposed convolution makes, of which its piece is a copy of a part, and with a bias another one."""
+    windows = windows_of(call.op, tuple(one.shape for one in call.inputs))
+    x, out = padded_shape(call.inputs[0].shape, call.outputs[0], windows), call.outputs[0]
+    made = float(prod((x[d] - 1) * windows[d].parts + windows[d].reach if d in windows else size
+                      for d, size in enumerate(out)) * call.itemsizes[0])
+    return replace(found, during=made + call.nbytes * (call.op.slot("bias") is not None), back=found.back + made)
+
+
+def interpolation_footprint(call: LocalOp) -> Footprint:
+    """Keeps nothing. Where places are split, the input with its halo is drawn out along one dim after the other.
+
+    It keeps for each place two numbers, int64, and a share. The two inputs that a place lies between exist with what is
+    between, with what the last dim is drawn out from, and with more numbers. In backward their gradients do."""
+    if not call.sends:
+        return Footprint()
+    windows, x = windows_of(call.op, tuple(one.shape for one in call.inputs)), call.inputs[0]
+    last = max(windows)
+    lines = float(sum((16 + x.itemsize) * call.outputs[0][d] for d in windows))
+    drawn = call.nbytes / (windows[last].parts // 2) if len(windows) > 1 else around(call).beside
+    return Footprint(extra=lines, during=2 * call.nbytes + drawn + 24.0 * call.outputs[0][last], back=2 * call.nbytes)
 
 
 def around(call: LocalOp) -> Footprint:

@@ -1,6 +1,8 @@
 """Runs convolutions and pools on one rank's piece of an image or a sequence: neighbours send what its windows need.
 
     x here  ->  x with its halo, padded by hand  ->  the op itself without padding  ->  y here
+    transposed      what is made begins and ends beside y: it is cut, or zeros are added, and then the bias
+    interpolation   y = (1 - w) x[i] + w x[i + 1] along each dim, by the numbers i of all inputs
 
 What goes where is in `operators.windows`. In backward the gradients of the halo go home and are added up.
 """
@@ -13,12 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.operators.kernels.arguments import bound
 from autoddl.operators.kernels.grouped import is_traced
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
-from autoddl.operators.windows import Box, Shape, Window, halo_box, padded_shape, read_box, windows_of
+from autoddl.operators.windows import INTERPOLATED, Box, Shape, Window, halo_box, is_transposed, read_box, windows_of
 
 __all__ = ["unchanged", "with_halo"]
 
@@ -34,10 +37,20 @@ def with_halo(kernel: Kernel) -> Kernel:
         first = next(iter(values))
         padding = "valid" if isinstance(values.get("padding"), str) else [0] * len(halo.windows)
         fill = float("-inf") if site.op.target.startswith("aten.max") else 0.0
-
         def on_piece(x: Tensor, **others: Any) -> Any:
             return fn(**{first: halo.around(x, fill)}, **others)
 
+        def transposed_piece(x: Tensor, bias: Tensor | None, **others: Any) -> Tensor:
+            return halo.piece_of(fn(**{first: halo.around(x, fill), "bias": None}, **others), bias)
+
+        def interpolated_piece(x: Tensor) -> Tensor:
+            return halo.interpolated(x)
+
+        if site.op.target in INTERPOLATED:
+            return interpolated_piece, (values.pop(first),), {}
+        if is_transposed(site.op):
+            return (transposed_piece, (values.pop(first), values.pop("bias", None)),
+                    values | {"padding": padding, "output_padding": padding})
         return on_piece, (values.pop(first),), values | {"padding": padding} | (
             {"ceil_mode": False} if "ceil_mode" in values else {})
 
@@ -69,7 +82,30 @@ class _Halo:
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        return padded_shape(self.site.input_shape(0), self.site.output_shape(), self.windows)
+        return tuple(count for _, count in self.reads(self.site.coordinate))
+
+    def piece_of(self, made: Tensor, bias: Tensor | None) -> Tensor:
+        """The outputs here of what a transposed convolution made of the piece and its halo, with the bias."""
+        beside = list[int]()
+        reads, out = self.reads(self.site.coordinate), self.site.output_extents()
+        for d in sorted(self.windows, reverse=True):
+            window = self.windows[d]
+            begin = reads[d][0] * window.parts - (window.reach - 1 - window.before)
+            beside += [begin - out[d][0], sum(out[d]) - begin - made.shape[d]]
+        here = F.pad(made, beside)
+        return here if bias is None else here + bias.view(-1, *(1,) * len(self.windows))
+
+    def interpolated(self, x: Tensor) -> Tensor:
+        """The outputs here of a linear interpolation."""
+        found, reads = self.around(x, 0.0), self.reads(self.site.coordinate)
+        for d, window in self.windows.items():
+            (first, count), size = self.site.output_extents()[d], self.site.inputs[0].shape[d]
+            numbers = torch.arange(first, first + count, device=x.device, dtype=torch.float64)
+            at = (numbers + 0.5) / (window.parts // 2) - 0.5
+            low, high = ((at.floor().long() + more).clamp(0, size - 1) - reads[d][0] for more in (0, 1))
+            share = (at - at.floor()).to(x.dtype).view(-1, *(1,) * (x.dim() - d - 1))
+            found = found.index_select(d, low).lerp(found.index_select(d, high), share)
+        return found
 
     def owns(self, at: tuple[int, ...]) -> Box:
         """The piece of the rank at a place."""

@@ -1,6 +1,7 @@
 """Rules of operators on images, volumes and signals: dims before the channels and the channels split, places do not.
 
     upsample            "b c . . -> b c . . | 0"                    linear in the image, whatever the interpolation
+    linear              the same, and S(place) -> S(place)          by a whole number, with halos (`places`)
     nearest             "b c h w -> b c (h .:2) (w .:2) | 0"        by a whole number each place becomes a block
     im2col              "b c . . -> b (c .) . | 0"                  a column has every channel's window; col2im back
     pixel shuffle       "b (c .:4) h w -> b c (h .:2) (w .:2) | 0"  an image may be cut: each place becomes a block
@@ -12,9 +13,11 @@
 from math import prod
 
 from autoddl.core.graph import Op
+from autoddl.operators.rules.dimension_strings import Rule
 from autoddl.operators.rules.nn import leading_dims_rule
+from autoddl.operators.rules.places import halo_signatures
 from autoddl.operators.rules.writing import RuleOf, Tensors, fixed, get, ints, names, rule_text
-from autoddl.operators.windows import place_name
+from autoddl.operators.windows import INTERPOLATED, place_name
 
 __all__ = ["RULES"]
 
@@ -30,6 +33,11 @@ def _image(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     rule = leading_dims_rule(-_places(op), linear=True)(op, inputs, outputs)
     assert isinstance(rule, str)
     return rule
+
+
+def _interpolated(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    """Linear interpolation: places are split as `places` says, where each becomes a whole number of them."""
+    return Rule(_image(op, inputs, outputs), halo_signatures(op, inputs, outputs))
 
 
 def _nearest(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -98,8 +106,7 @@ def _meshgrid(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([[a] for a in letters], [line] * len(outputs))
 
 
-LINEAR = """upsample_linear1d.vec upsample_bilinear2d.vec upsample_trilinear3d.vec upsample_bicubic2d.vec
-    _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
+LINEAR = """upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
     reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default replication_pad1d.default
     replication_pad2d.default replication_pad3d.default"""
 
@@ -119,6 +126,7 @@ RULES: dict[str, RuleOf] = {
     "aten.instance_norm.default": _instance_norm,
     "aten.max_unpool2d.default": _unpool,
     "aten.max_unpool3d.default": _unpool,
+    **dict.fromkeys(INTERPOLATED, _interpolated),
     "aten.meshgrid.default": _meshgrid,
     "aten.meshgrid.indexing": _meshgrid,
 }

@@ -14,6 +14,7 @@ from autoddl.core.graph import Op
 from autoddl.operators.rules.dimension_strings import Rule
 from autoddl.operators.rules.places import halo_signatures, place_dims
 from autoddl.operators.rules.writing import RuleOf, Tensors, aligned, fixed, names, rule_text
+from autoddl.operators.windows import is_transposed
 
 __all__ = ["RULES"]
 
@@ -75,7 +76,7 @@ def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
     spatial = ["."] * (len(inputs[1].shape) - 2)
     batch = names(len(inputs[0].shape) - 1 - len(spatial), "b")
     c, o = (f"(g:{groups} c)", f"(g:{groups} o)") if groups > 1 else ("c", "o")
-    weight = [c, "o"] if _transposed(op) else [o, "c"]
+    weight = [c, "o"] if is_transposed(op) else [o, "c"]
     read, written = place_dims(op, inputs, outputs, len(spatial))
     operands, out = [[*batch, c, *read], [*weight, *spatial]], [*batch, o, *written]
     bias, form = ([[o]], " | 0*1 + 2") if len(inputs) > 2 else ([], " | 0*1")
@@ -85,12 +86,6 @@ def _convolution(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
 def _grouped(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """Which rows are of which group is said of all rows, so these stay whole."""
     return rule_text([[".", "k"], ["g", "k", "n"], ["."]], [[".", "n"]], " | 0*1")
-
-
-def _transposed(op: Op) -> bool:
-    if op.target == "aten.convolution.default":
-        return bool(op.arg("transposed"))
-    return "transpose" in op.target
 
 
 RULES: dict[str, RuleOf] = {

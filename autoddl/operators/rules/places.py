@@ -1,13 +1,14 @@
 """Signatures that split the places of images, volumes and sequences, where windows look over the edge of a piece.
 
     convolution    x S(place), weight B, bias B -> S(place)    ranks send each other the halos of their pieces: inner
-    pool           x S(place) -> S(place)                      likewise
+    pool, linear interpolation    x S(place) -> S(place)       likewise
     group norm     x S(place), weight B, bias B -> S(place)    the ranks reduce the statistics of each group: inner
 
 Where no window looks over an edge, the dim has a name in the rule, and nothing is sent:
 
     1 x 1                                "b c place2 . -> b c place2 ."
     windows of 2 that do not overlap     "b c (place2 .:2) . -> b c place2 ."
+    the same, transposed                 "b c place2 . -> b c (place2 .:2) ."
 """
 
 from collections.abc import Iterable
@@ -30,8 +31,13 @@ def place_dims(op: Op, inputs: Tensors, outputs: Tensors, count: int) -> tuple[l
         size, out = inputs[0].shape[dim], outputs[0].shape[dim]
         if out > 1 and is_aligned(window, size, out):
             name, k = place_name(dim), dim - rank + count
-            read[k], written[k] = (name if window.stride == 1 else f"({name} .:{window.stride})"), name
+            read[k], written[k] = _as_block(name, window.stride), _as_block(name, window.parts)
     return read, written
+
+
+def _as_block(name: str, size: int) -> str:
+    """A place with so many elements."""
+    return name if size == 1 else f"({name} .:{size})"
 
 
 def halo_signatures(op: Op, inputs: Tensors, outputs: Tensors) -> tuple[Signature, ...]:
