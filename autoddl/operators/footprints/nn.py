@@ -163,7 +163,7 @@ def interpolation_footprint(call: LocalOp) -> Footprint:
     """Keeps nothing. Where places are split, the input with its halo is drawn out along one dim after the other.
 
     It keeps for each place two numbers, int64, and a share. The two inputs that a place lies between exist with what is
-    between, with what the last dim is drawn out from, and with more numbers. In backward their gradients do."""
+    between, what the last dim is drawn out from, and more numbers. In backward their gradients do."""
     if not call.sends:
         return Footprint()
     windows, x = windows_of(call.op, tuple(one.shape for one in call.inputs)), call.inputs[0]
