@@ -48,7 +48,8 @@ class Choice:
     def __str__(self) -> str:
         reads, writes = (", ".join(map(str, layouts)) for layouts in (self.inputs, self.outputs))
         sparse = ", sparse gradients" if self.sparse else ""
-        return f"{reads} -> {writes}" if reads else \
+        inside = ", with messages inside" if self.inner else ""
+        return f"{reads} -> {writes}{inside}" if reads else \
             f"stored {writes} ({show_depths(self.outputs[0], self.depths)}{sparse})"
 
 

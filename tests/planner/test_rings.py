@@ -62,6 +62,11 @@ def test_rings_are_offered_where_sequences_are_long_or_it_is_asked_for() -> None
     assert any(one.inner for one in attention(graph_of(LONG)))
 
 
+def test_choices_of_equal_layouts_are_told_apart_in_words() -> None:
+    texts = [str(one) for one in attention(with_rings(graph_of(64)))]
+    assert len(set(texts)) == len(texts) and texts.count("S(2), B, B -> S(2), with messages inside") == 1
+
+
 def test_that_rings_are_tried_is_no_part_of_the_model() -> None:
     graph = graph_of(64)
     assert with_rings(graph) != graph and with_rings(graph).fingerprint() == graph.fingerprint()
