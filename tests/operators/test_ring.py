@@ -7,6 +7,7 @@ import pytest
 import torch
 from held import measured
 from op_cases import SDPA, f, truths
+from sampling import parametrize_or_slow
 from torch import Tensor
 
 from autoddl.core.graph import SEEN_SHARES
@@ -217,8 +218,8 @@ def test_a_rank_that_trades_queries_beside_all_keys_holds_what_is_planned(dtype:
         assert place or planned[2] == pytest.approx(found[2], abs=2 * NUMBER)
 
 
-@pytest.mark.parametrize(("dtype", "heads"), [(torch.float32, 8), (torch.bfloat16, 2)])
-@pytest.mark.parametrize("mask", ["ge(q, k)", ""])
+@parametrize_or_slow("mask,dtype,heads", [("ge(q, k)", torch.bfloat16, 2)],
+                     [("ge(q, k)", torch.float32, 8), ("", torch.float32, 8), ("", torch.bfloat16, 2)])
 def test_flexible_attention_of_a_split_sequence_holds_at_most_what_is_planned(mask: str, dtype: torch.dtype, heads: int
                                                                               ) -> None:
     """What is kept exactly; backward, whose matrices of scores are those of a block that sees all, not much less."""
