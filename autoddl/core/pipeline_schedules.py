@@ -42,8 +42,8 @@ from types import MappingProxyType
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Kind, Schedule
 
-__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "named", "one_f_one_b", "zb_h1",
-           "zb_h2", "zb_v"]
+__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "kind_and_width", "one_f_one_b",
+           "zb_h1", "zb_h2", "zb_v"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -207,13 +207,13 @@ def generate(text: str, ranks: int, microbatches: int) -> Schedule:
 
     Raises InputError for an unknown name, and where the numbers do not fit the schedule.
     """
-    name, width = named(text)
+    name, width = kind_and_width(text)
     if ranks < 1 or microbatches < 1:
         raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
     return SCHEDULES[name](ranks, microbatches, width)
 
 
-def named(text: str) -> tuple[str, int]:
+def kind_and_width(text: str) -> tuple[str, int]:
     """The name of the schedule called `text`, and its chunks or pairs, 1 where it counts none.
 
     Raises InputError for an unknown name. Whether such a schedule is for some ranks, `generate` says.

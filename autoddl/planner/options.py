@@ -15,7 +15,7 @@ from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
-from autoddl.core.pipeline_schedules import named
+from autoddl.core.pipeline_schedules import kind_and_width
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
 from autoddl.core.sparse import SparseRule
@@ -270,7 +270,7 @@ def _schedules(names: Sequence[str]) -> tuple[str, ...]:
     texts = names.split(",") if isinstance(names, str) else names
     found = tuple(dict.fromkeys(text.strip() for text in texts))
     for name in found:
-        named(name)
+        kind_and_width(name)
     if not found:
         raise InputError("a pipeline has some schedule: name one, like '1f1b'")
     return found

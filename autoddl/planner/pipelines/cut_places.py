@@ -45,8 +45,10 @@ def places_of(graph: Graph, cuts: Sequence[str]) -> tuple[int, ...]:
 
 
 def _apart(graph: Graph, places: Sequence[int], sent: Sequence[frozenset[int]]) -> tuple[int, ...]:
-    """Of places with as many readers of parameters before them, the one where least is sent, if some are before it and
-    some behind."""
+    """Keeps one of the places with as many readers of parameters before them: that where least is sent.
+
+    Places without one before them, or behind, are left out.
+    """
     reads = [any(graph.tensors[t].kind is Kind.PARAMETER for t in op.inputs) for op in graph.ops]
     before = [0, *accumulate(reads)]
     groups = groupby(places, key=before.__getitem__)

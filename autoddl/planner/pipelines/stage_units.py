@@ -283,9 +283,9 @@ class StageUnits:
         return min(found)
 
     def _sent(self, place: int, to_the_end: bool) -> Iterator[tuple[float, bool]]:
-        """Of each tensor that crosses a place and that the unit behind it reads, or any, the least bytes.
+        """Yields the least bytes of each tensor that crosses a place, and whether the unit before it makes the tensor.
 
-        With them it yields whether the unit before makes it.
+        They are those that the unit behind reads, or any unit `to_the_end`.
         """
         ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
         before, at, end = ends[place], ends[place + 1], ends[-1 if to_the_end else place + 2]

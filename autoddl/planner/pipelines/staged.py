@@ -10,7 +10,7 @@ from math import gcd
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks
-from autoddl.core.pipeline_schedules import generate, named
+from autoddl.core.pipeline_schedules import generate, kind_and_width
 from autoddl.cost_models import Cluster
 
 __all__ = ["PIPE", "Staged", "chunks_of", "pipes_of", "splits_backward", "stage_cluster"]
@@ -104,13 +104,13 @@ def splits_backward(name: str) -> bool:
 
 def pipes_of(name: str) -> int:
     """The number of pipes of a schedule."""
-    kind, width = named(name)
+    kind, width = kind_and_width(name)
     return 2 * width if kind == "chimera" else 1
 
 
 def chunks_of(name: str) -> int:
     """The number of stages that a schedule has on every part of the cluster."""
-    kind, width = named(name)
+    kind, width = kind_and_width(name)
     if kind in ("zb-v", "dualpipe-v"):
         return 2
     return width if kind == "interleaved" else 1
