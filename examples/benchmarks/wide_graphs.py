@@ -23,6 +23,7 @@ from family_models import Squares, declared_torchvision
 from torch import Tensor, nn
 
 import autoddl
+from autoddl.core.errors import Infeasible
 from autoddl.cost_models import Cluster, parse_cluster
 
 CLUSTER = Path(__file__).parents[1] / "clusters" / "h100-8x8.yaml"
@@ -154,8 +155,8 @@ def main() -> None:
         for size in SIZES:
             try:
                 print(row(name, size), flush=True)
-            except ImportError as error:
-                print(f"| {name} | {size} x {size} | left out: {error} | | |")
+            except (ImportError, Infeasible) as error:
+                print(f"| {name} | {size} x {size} | left out: {error} | | |", flush=True)
 
 
 if __name__ == "__main__":
