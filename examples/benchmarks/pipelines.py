@@ -31,14 +31,14 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
         "stages": (1, 2, 4, 8), "microbatches": (16,), "precision": "bf16-mixed"}),
     "all schedules, llama": (lambda: llama3_8b(batch=128), "h100-8x8.yaml", {
         "stages": (2, 4), "microbatches": (8, 16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
-        "precision": "bf16-mixed", "tolerance": 0.002, "stages_limit": 270.0}),
+        "precision": "bf16-mixed", "tolerance": 0.002, "stages_limit": 50.0}),
     "llama 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
         "stages": (1, 4, 8), "microbatches": (16, 32), "precision": "bf16-mixed", "recompute": "search"}),
     "gpt-3": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
         "stages": (1, 4, 8), "microbatches": (1, 16, 32), "precision": "bf16-mixed", "recompute": "search"}),
     "all schedules, gpt": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
         "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
-        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 170.0}),
+        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 65.0}),
 }
 
 
