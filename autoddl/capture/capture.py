@@ -33,7 +33,7 @@ from autoddl.capture.patches.torch_export_patch import delay_code_generation, sh
 from autoddl.capture.returned import Returned, returned
 from autoddl.capture.rewrites.autocast import autocast
 from autoddl.capture.rewrites.autocast_casts import use_cast
-from autoddl.capture.rewrites.complex_products import real_rotations
+from autoddl.capture.rewrites.complex_products import real_rotations, real_scatters
 from autoddl.capture.rewrites.growing_lists import chained
 from autoddl.capture.rewrites.passes import bags, gradients, losses, normalise, own_functions, unmerged
 from autoddl.capture.rewrites.raising_branches import check_conditions
@@ -90,6 +90,7 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
                                    precision.is_mixed)
     module = exported.graph_module
     real_rotations(module)
+    real_scatters(module)
     normalise(module, precision.is_mixed)
     unmerged(module)
     own_functions(module)
@@ -105,7 +106,6 @@ def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captur
     leaves = tuple(replace(leaf, infinite=_is_infinite(leaf, values)) for leaf in leaves)
     graph, nodes, tensors = tabulate(program, leaves, updates)
     graph = with_seen_shares(graph, program, values)
-    _check_real(graph)
     constants = {tensors[leaf.node]: exported.constants[leaf.fqn] for leaf in leaves if leaf.kind is Kind.CONSTANT}
     return Captured(graph, program, nodes, MappingProxyType(tensors), MappingProxyType(constants), describe(example),
                     graph.outputs, output, notes)
@@ -181,16 +181,6 @@ def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) 
     leaves += [Leaf(spec.arg.name, spec.target or "", Kind.CONSTANT) for spec in specs
                if spec.kind is InputKind.CONSTANT_TENSOR]
     return (*leaves, *(Leaf(node, name, Kind.INPUT) for node, name in names.items()))
-
-
-def _check_real(graph: Graph) -> None:
-    """Raises CaptureError where an op makes complex numbers of parameters: their gradients are not planned."""
-    dependent = graph.dependent()
-    for op in graph.ops:
-        if any(t in dependent and graph.tensors[t].dtype.startswith("complex") for t in op.outputs):
-            raise CaptureError(f"{op.name} ({op.target}, {op.module or op.source}) makes complex numbers of "
-                               "parameters, whose gradients AutoDDL does not plan: compute with real and imaginary "
-                               "parts, such as sines and cosines")
 
 
 def _outputs(exported: ExportedProgram) -> tuple[list[Node], list[tuple[str, Node]], Returned]:

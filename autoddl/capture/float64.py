@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.capture import Captured
@@ -24,12 +24,15 @@ from autoddl.core.graph import Op, Value
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
 
-__all__ = ["TWICE", "WIDEST", "Dtypes", "cast", "seeded", "widened"]
+__all__ = ["TWICE", "WIDEST", "Dtypes", "cast", "cast_module", "seeded", "widened"]
 
-WIDEST = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64}
-"""Every dtype as float64."""
+_COMPLEX = {torch.complex32: torch.complex64, torch.complex64: torch.complex128}
 
-TWICE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
+WIDEST = {torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, **_COMPLEX,
+          torch.complex32: torch.complex128}
+"""Every dtype as float64, or as pairs of it."""
+
+TWICE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64, **_COMPLEX}
 """Every dtype as one of twice its width: the casts between them stay."""
 
 Dtypes = Mapping[torch.dtype, torch.dtype]
@@ -96,9 +99,15 @@ def seeded(program: fx.GraphModule, seed: int) -> fx.GraphModule:
     return program
 
 
+def cast_module(module: nn.Module) -> nn.Module:
+    """The module, whose floats are now in float64, and complex numbers pairs of it."""
+    made: nn.Module = module._apply(lambda one: one.to(WIDEST.get(one.dtype, one.dtype)))
+    return made
+
+
 def cast(batch: Sample) -> Sample:
-    """The batch with its floats in float64."""
+    """The batch with its floats in float64, and complex numbers as pairs of it."""
     def one(leaf: object) -> object:
-        return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+        return leaf.to(WIDEST.get(leaf.dtype, leaf.dtype)) if isinstance(leaf, Tensor) else leaf
 
     return Sample(*pytree.tree_map(one, (batch.args, dict(batch.kwargs))))

@@ -123,8 +123,8 @@ class Tensor:
 
     @property
     def is_floating(self) -> bool:
-        """Whether the dtype is a floating-point one."""
-        return self.dtype.startswith(("float", "bfloat"))
+        """Whether the dtype is one of floating-point numbers, complex ones too: gradients flow through these alone."""
+        return self.dtype.startswith(("float", "bfloat", "complex"))
 
 
 @dataclass(frozen=True, slots=True)

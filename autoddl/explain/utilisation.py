@@ -13,6 +13,7 @@ from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Device, parse_cluster
 from autoddl.operators.work import work
+from autoddl.pricing.kernel_prices import computed_dtype
 
 __all__ = ["model_flops_utilisation"]
 
@@ -38,5 +39,5 @@ def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:
             forward, backward = work(op, graph, tuple(t.shape for t in reads), tuple(t.shape for t in writes), flows)
             ahead = sum(one.flops for one in forward)
             flops = ahead + min(2 * ahead, sum(one.flops for one in backward))
-            known[key] = flops / device.peak(writes[0].dtype) if flops else 0.0
+            known[key] = flops / device.peak(computed_dtype(graph, op)) if flops else 0.0
         yield known[key]

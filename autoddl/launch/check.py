@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
-from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, widened
+from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, cast_module, widened
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import load_plan
 from autoddl.core.precision import Precision
@@ -54,7 +54,7 @@ def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path
     """The errors of loss and gradients in a step in `wider` dtypes, against the truth at `path`."""
     plan, (model, batch) = parallel.plan, built(factory, drawn=True)
     captured = widened(capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)), wider)
-    exact = parallel.like(model.double(), captured)
+    exact = parallel.like(cast_module(model), captured)
     loss = float(exact.step(cast(batch)))
     truth = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return _part(abs(loss - truth["loss"]), abs(truth["loss"])), _gradient_error(exact, truth["gradients"])

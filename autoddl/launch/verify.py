@@ -197,7 +197,7 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     import torch
 
     from autoddl.capture.capture import capture
-    from autoddl.capture.float64 import TWICE, WIDEST, cast, widened
+    from autoddl.capture.float64 import TWICE, WIDEST, cast, cast_module, widened
     from autoddl.capture.materialize import materialised
     from autoddl.capture.same_model import check_captured
     from autoddl.capture.sample import parted
@@ -210,8 +210,8 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)
     model = materialised(model)
-    first = copy.deepcopy(model).double() if captured.graph.mixed else None
-    for name, one, wider in (("truth", model.double(), WIDEST), ("truth-twice", first, TWICE)):
+    first = cast_module(copy.deepcopy(model)) if captured.graph.mixed else None
+    for name, one, wider in (("truth", cast_module(model), WIDEST), ("truth-twice", first, TWICE)):
         if one is not None:
             torch.save(_truth(plan, one, widened(captured, wider), cast(batch)), folder / f"{name}.pt")
 

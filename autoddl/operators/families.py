@@ -77,6 +77,9 @@ elementwise  -            copy            inputs   -                    __and__ 
                                                                         logical_xor lt multiply ne negative not_equal
                                                                         sgn signbit subtract to true_divide type_as
 elementwise  -            copy            inputs   values               expand_as
+elementwise  -            copy            inputs   -                    angle polar
+elementwise  -            copy            nothing  -                    _conj complex conj conj_physical imag real
+                                                                        resolve_conj resolve_neg
 elementwise  -            copy            nothing  view,values          alias expand
 elementwise  -            copy            nothing  view,values,stops    detach
 elementwise  -            multiply        inputs   -                    fmod remainder
@@ -177,6 +180,13 @@ images       table        index           indices  -                    max_unpo
 images       table        pool            inputs   -                    adaptive_max_pool1d adaptive_max_pool2d
                                                                         adaptive_max_pool3d max_pool1d_with_indices
                                                                         max_pool3d_with_indices
+spectra      -            copy            nothing  -                    _fft_c2c _fft_c2r _fft_r2c fft_fft fft_fft2
+                                                                        fft_fftn fft_fftshift fft_hfft fft_hfft2
+                                                                        fft_hfftn fft_ifft fft_ifft2 fft_ifftn
+                                                                        fft_ifftshift fft_ihfft fft_ihfft2 fft_ihfftn
+                                                                        fft_irfft fft_irfft2 fft_irfftn fft_rfft
+                                                                        fft_rfft2 fft_rfftn stft istft view_as_complex
+                                                                        view_as_real
 recurrent    table        copy            inputs   -                    lstm
 recurrent    table        copy            matrices -                    gru gru_cell lstm_cell rnn_relu rnn_relu_cell
                                                                         rnn_tanh rnn_tanh_cell

@@ -9,7 +9,8 @@
             experts         those of both products, on the rows of `expert_sizes`
             recurrent       2 * steps * batch * elements of the matrices; of a bilinear form likewise by rows
             own             what a rule of the user's own says, backward twice as many (`own_facts`)
-            others          none: they are bound by the bytes they move
+            complex         4 times these, twice where a factor is real
+            others          none: they are bound by the bytes they move, a Fourier transform too
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
                  of a convolution the same; of attention 2.5 forwards in one kernel (Dao 2023)
@@ -218,6 +219,12 @@ def _together(op: Op, name: str, shape: tuple[int, ...]) -> int:
     return prod(shape[len(dims) or 1:])
 
 
+def _real_products(op: Op, graph: Graph) -> int:
+    """Products of real numbers in one of the op's: 4 of two complex numbers, 2 where a factor is real."""
+    parts = [graph.tensors[t].dtype.startswith("complex") for t in op.inputs]
+    return 4 if all(parts) and parts else 2 if any(parts) else 1
+
+
 def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: frozenset[int], inner: bool = False
          ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
     """Returns the kernels of `op`, forward and backward, on shards of shapes `inputs` and `outputs`.
@@ -248,7 +255,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         return (*forward_, copied), (*backward_, copied) if 0 in needs and flows else backward_
     if dims := _product(name, op, inputs, outputs):
         kind = "convolution" if name in _CONVOLUTIONS else "matmul"
-        forward = KernelWork(2.0 * prod(dims), moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
+        flops = 2.0 * _real_products(op, graph) * prod(dims)
+        forward = KernelWork(flops, moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
         return (forward,), _transposed(op, graph, read, first, forward, needs) if flows else ()
     if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
         blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
@@ -262,7 +270,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     elif name in _ATTENTION:
         forward = attention_work(op, graph, inputs, moved)
     elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
-        forward = _as_product(flops, moved, outputs[0])
+        forward = _as_product(_real_products(op, graph) * flops, moved, outputs[0])
     else:
         forward = KernelWork(0.0, moved + beside, name=kind_of(name))
     if not flows:

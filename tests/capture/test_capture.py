@@ -303,8 +303,6 @@ class Wrong(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         match self.kind:
-            case "complex":
-                return torch.view_as_real(torch.view_as_complex((x @ self.weight).view(4, 2, 2))).sum()
             case "parameter":
                 return nn.functional.embedding(torch.arange(4), self.weight, max_norm=1.0).sum()
             case "branch":
@@ -332,7 +330,7 @@ class Wrong(nn.Module):
     ("branch", r"values of a tensor.*test_capture\.py:\d+: return x\.sum\(\) if"),
     ("number", r"item.*test_capture\.py:\d+ makes a number"), ("shape", r"test_capture\.py:\d+ makes a shape"),
     ("vector", r"scalar loss.*\(4, 4\)"), ("nothing", "scalar loss.*no tensor"), ("input", "writes into its input x"),
-    ("complex", "view_as_complex.*complex numbers of parameters"), ("parameter", "writes into its parameter weight"),
+    ("parameter", "writes into its parameter weight"),
     ("random", r"random.*test_capture\.py:\d+ draws whole numbers from"),
     ("sizes", r"test_capture\.py:\d+: return \(x @"),
     ("autocast", r"autocast at .*test_capture\.py:\d+ computes in float16")])

@@ -21,7 +21,7 @@ from autoddl.operators.trials.cases import case
 from autoddl.operators.work import base, keeps_input, keeps_output
 
 RULE_FILES = ("cut", "elementwise", "experts", "flexible", "images", "index", "loss", "matmul", "nn", "recurrent",
-              "reduce", "shape")
+              "reduce", "shape", "spectra")
 
 INDICES = "kept, but whole numbers and masks are no value that a derivative is made of"
 MORE = "priced as read in backward, which reads less"

@@ -13,6 +13,7 @@ import numpy as np
 import op_cases
 import op_cases_images
 import op_cases_shape
+import op_cases_spectra
 import pytest
 import torch
 from sampling import parametrize_or_slow
@@ -29,7 +30,7 @@ from autoddl.operators.rules.table import RULES, Option, options
 from autoddl.operators.trials.cases import Case, case
 from autoddl.operators.trials.trial import _Threads, check, option
 
-CASES: list[Case] = [*op_cases.CASES, *op_cases_images.CASES,
+CASES: list[Case] = [*op_cases.CASES, *op_cases_images.CASES, *op_cases_spectra.CASES,
                      *(case(t, *args, **kwargs) for t, args, kwargs in op_cases_shape.CASES)]
 OF_TARGET: dict[str, list[Case]] = {}
 for one in CASES:

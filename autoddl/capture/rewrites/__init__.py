@@ -10,7 +10,7 @@ Reading order:
     drawing                     the calls that it inserts
     drawn_variates              draws whose numbers are tensors
     recurrent_dropout           recurrent layers with dropout between them
-    complex_products            rotations by complex numbers, in real ones
+    complex_products            rotations by complex numbers and writes into them, in real ones
     ctc_losses                  losses of sequences as an operator
     growing_lists               concatenations of growing lists, as chains
     gate_text                   the function between the products of an expert, as text

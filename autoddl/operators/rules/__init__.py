@@ -12,6 +12,7 @@ Rules, one file for each kind of operator:
     index           reads and writes at given positions
     loss            losses
     flexible        FlexAttention
+    spectra         complex numbers, Fourier transforms
 
 They are built with these files:
 

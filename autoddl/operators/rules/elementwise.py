@@ -6,6 +6,7 @@ Every dim splits; an input of size 1 along a dim is whole there. What is linear 
     a + b, a - b                         0 + 1      a / b                      0
     where(m, a, b)                       1 + 2      x with 0 where m           0
     lerp(a, b, w)                        0 + 1      a + c*b1*b2                0 + 1*2
+    complex(a, b)                        0 + 1      conj(a)                    0
 """
 
 from collections.abc import Callable
@@ -23,8 +24,9 @@ NONLINEAR = {
         floor frac gelu hardshrink hardsigmoid hardswish hardtanh isfinite isinf isnan leaky_relu lgamma log log10 log1p
         log2 log_sigmoid logical_not logit mish nan_to_num bitwise_not reciprocal relu relu6 round rsqrt selu sigmoid
         sign sgn signbit silu sin sinh softplus softshrink sqrt square tan tanh threshold trunc isneginf isposinf sinc
-        special_expit fix hypot atan2 arctan2 maximum minimum logical_and logical_or logical_xor fmax fmin logaddexp
-        logaddexp2 isclose heaviside floor_divide clamp clamp_min clamp_max clip full_like zeros_like ones_like""",
+        special_expit angle fix hypot atan2 arctan2 maximum minimum logical_and logical_or logical_xor fmax fmin
+        logaddexp logaddexp2 isclose heaviside floor_divide clamp clamp_min clamp_max clip full_like zeros_like
+        ones_like""",
     "Tensor": """clamp clamp_min clamp_max clip copysign eq ne lt le gt ge less less_equal greater greater_equal
         not_equal fmod remainder bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__ rsub fill xlogy""",
     "Scalar": """copysign eq ne lt le gt ge less less_equal greater greater_equal not_equal fmod remainder bitwise_and
@@ -33,6 +35,7 @@ NONLINEAR = {
     "decimals": "round", "Scalar_Tensor": "remainder"}
 LINEAR = """neg.default negative.default positive.default clone.default detach.default contiguous.default alias.default
     _to_copy.default lift_fresh.default lift_fresh_copy.default deg2rad.default rad2deg.default expand.default
+    _conj.default conj.default conj_physical.default resolve_conj.default resolve_neg.default real.default imag.default
     broadcast_to.default expand_as.default mul.Scalar div.Scalar true_divide.Scalar multiply.Scalar divide.Scalar"""
 
 
@@ -115,6 +118,8 @@ RULES: dict[str, RuleOf] = {
     "aten.to.other": _others_free,
     "aten.masked_fill.Scalar": pointwise(_masked_fill),
     "aten.masked_fill.Tensor": pointwise(_masked_fill),
+    "aten.complex.default": pointwise(((0,), (1,))),
+    "aten.polar.default": pointwise(),
     "aten.lerp.Scalar": pointwise(((0,), (1,))),
     "aten.lerp.Tensor": pointwise(((0,), (1,))),
     "aten.addcmul.default": pointwise(((0,), (1, 2))),

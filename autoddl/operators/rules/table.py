@@ -44,6 +44,7 @@ from autoddl.operators.rules import (
     nn,
     recurrent,
     reduce,
+    spectra,
 )
 from autoddl.operators.rules import shape as shape_rules
 from autoddl.operators.rules.dimension_strings import Rule, Signature, signatures
@@ -61,7 +62,7 @@ Typed = tuple[tuple[tuple[int, ...], str], ...]
 RULES: dict[str, RuleOf] = {
     **shape_rules.RULES, **cut.RULES, **index.RULES, **reduce.RULES,
     **elementwise.RULES, **matmul.RULES, **nn.RULES, **loss.RULES,
-    **images.RULES, **recurrent.RULES, **experts.RULES, **flexible.RULES}
+    **images.RULES, **recurrent.RULES, **experts.RULES, **flexible.RULES, **spectra.RULES}
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,8 @@ class Case:
         slot = self.op.slots[k]
         if slot == "target" and "soft_margin" in self.op.target:
             return False
-        return self.values[k].is_floating_point() and not slot.startswith("running_") and not (
+        floating = self.values[k].is_floating_point() or self.values[k].is_complex()
+        return floating and not slot.startswith("running_") and not (
             slot in ("weight", "pos_weight") and ("loss" in self.op.target or "cross_entropy" in self.op.target))
 
     def __str__(self) -> str:

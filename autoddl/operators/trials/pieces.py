@@ -34,7 +34,8 @@ def cut(value: Tensor, layout: Layout, mesh: Mesh) -> Pieces:
     axes = partial_axes(layout)
     keys = list(product(*(range(mesh.sizes[a]) for a in axes)))
     generator = torch.Generator().manual_seed(3)
-    terms = {key: torch.randn(value.shape, generator=generator).to(value.dtype) for key in keys[1:]}
+    drawn = torch.complex64 if value.is_complex() else torch.float32
+    terms = {key: torch.randn(value.shape, generator=generator, dtype=drawn).to(value.dtype) for key in keys[1:]}
     terms[keys[0]] = value - sum(terms.values(), torch.zeros_like(value)) if terms else value
     return {at: _slice(terms[tuple(at[a] for a in axes)], layout, mesh, at).clone() for at in coordinates(mesh)}
 
@@ -53,7 +54,12 @@ def error_of(pieces: Pieces, whole: Tensor, layout: Layout, mesh: Mesh) -> float
             return float("inf")
         if not torch.equal(got, want):
             same = (got == want) | (got.isnan() & want.isnan())
-            difference = torch.where(same, 0.0, (got.double() - want.double()).abs())
+            difference = torch.where(same, 0.0, (_wide(got) - _wide(want)).abs())
             worst = max(worst, float(difference.nan_to_num(float("inf")).max()))
-    finite = whole.double().nan_to_num(0.0, 0.0, 0.0).abs()
+    finite = _wide(whole).abs().nan_to_num(0.0, 0.0, 0.0)
     return worst / max(1.0, float(finite.max()) if finite.numel() else 1.0)
+
+
+def _wide(value: Tensor) -> Tensor:
+    """The values in float64, complex ones in pairs of it."""
+    return value.to(torch.complex128 if value.is_complex() else torch.float64)

@@ -91,8 +91,11 @@ class Transport:
               asynchronous: bool = True, how: str = "sum") -> Any:
         """Starts a collective in `group`, whose sizes and strides are `extents`, on tensors as `exchange` takes them.
 
-        Returns work with `wait` and `get_future`, or None if it ran already. Raises RuntimeError where a peer is gone.
+        Complex numbers go as pairs. Returns work with `wait` and `get_future`, or None if it ran already. Raises
+        RuntimeError where a peer is gone.
         """
+        if got.is_complex():
+            got, given = torch.view_as_real(got), torch.view_as_real(given)
         key = kind, group, max(got.nbytes, given.nbytes), got.device.type
         here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
         if here and self._reducer is not None and self._reducer.chosen(kind, extents, key[2], got.dtype):
