@@ -95,7 +95,7 @@ class Transport:
         RuntimeError where a peer is gone.
         """
         if got.is_complex():
-            got, given = torch.view_as_real(got), torch.view_as_real(given)
+            got, given = (torch.view_as_real(one).view(-1) for one in (got, given))
         key = kind, group, max(got.nbytes, given.nbytes), got.device.type
         here = got.device.type == "cpu" and dist.get_backend(group) == "gloo"
         if here and self._reducer is not None and self._reducer.chosen(kind, extents, key[2], got.dtype):
