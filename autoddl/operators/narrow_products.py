@@ -32,7 +32,7 @@ from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Device
 from autoddl.operators.families import family_of
-from autoddl.operators.work import VIEWS, base, is_product, work
+from autoddl.operators.work import VIEWS, base, is_product, letters, work
 
 __all__ = ["CAST", "PADDED", "Cast", "cast_bytes", "narrow_products"]
 
@@ -87,17 +87,43 @@ def narrow_products(graph: Graph) -> Mapping[str, Cast]:
 
 
 def _padded(graph: Graph, found: Mapping[str, Cast], weights: frozenset[int]) -> dict[str, float]:
-    """By name of a product of experts, the values that are copied for padding: before the first and behind the last."""
-    behind, last, values = dict[int, str](), set[str](), dict[str, float]()
+    """By name of a product of experts, the values that are copied for padding: before the first and behind the last.
+
+    What several products read, like those of the gate and of what it gates, is copied once.
+    """
+    behind, source, values = dict[int, frozenset[str]](), dict[int, int](), dict[str, float]()
+    last, padded = frozenset[str](), set[int]()
     for op in graph.ops:
-        before = {behind[t] for t in op.inputs if t in behind}
-        if op.name in found and any(t in weights and len(graph.tensors[t].shape) == MATRICES for t in op.inputs):
-            values[op.name] = 0.0 if before else found[op.name].read
+        before = frozenset[str]().union(*(behind.get(t, ()) for t in op.inputs))
+        copies = base(op) in VIEWS or op.target == HUB or base(op) == "aten.clone"
+        if copies:
+            source.update(dict.fromkeys(op.outputs, source.get(op.inputs[0], op.inputs[0])))
+        if op.name in found and (rows := _rows_of_experts(op, graph, weights)) is not None:
+            first = source.get(rows, rows)
+            if not before and graph.tensors[first].shape[-1:] != graph.tensors[rows].shape[-1:]:
+                continue  # heads of one row
+            values[op.name] = 0.0 if before or first in padded else found[op.name].read
+            padded.add(first)
             last = (last - before) | {op.name}
-            behind.update(dict.fromkeys(op.outputs, op.name))
-        elif before and (base(op) in VIEWS or family_of(base(op)).rule == "elementwise" or op.target == HUB):
-            behind.update(dict.fromkeys(op.outputs, min(before)))
+            behind.update(dict.fromkeys(op.outputs, frozenset((op.name,))))
+        elif before and (copies or family_of(base(op)).rule == "elementwise"):
+            behind.update(dict.fromkeys(op.outputs, before))
     return {name: value + found[name].written * (name in last) for name, value in values.items()}
+
+
+def _rows_of_experts(op: Op, graph: Graph, weights: frozenset[int]) -> int | None:
+    """The tensor whose rows a product multiplies by a matrix for each expert; None for any other product."""
+    shapes = [graph.tensors[t].shape for t in op.inputs]
+    matrices = next((k for k, t in enumerate(op.inputs) if t in weights and len(shapes[k]) == MATRICES), None)
+    rows = next(k for k, t in enumerate(op.inputs) if t not in weights)
+    if matrices is None:
+        return None
+    if base(op) == "aten.einsum":
+        dims, written = letters(str(op.arg("equation")), [len(shape) for shape in shapes])
+        grouped = dims[matrices][0] in set(dims[rows]) & set(written)
+    else:
+        grouped = base(op) == "autoddl.grouped_mm" or shapes[rows][-3:-2] == shapes[matrices][:1]
+    return op.inputs[rows] if grouped else None
 
 
 def _is_weighted(op: Op, weights: frozenset[int]) -> bool:

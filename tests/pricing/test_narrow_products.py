@@ -113,6 +113,32 @@ def test_rows_of_experts_are_padded_once_and_the_padding_is_taken_out_once() -> 
         assert sum(padded) - sum(plain) == pytest.approx(more)
 
 
+class Gated(nn.Module):
+    """Experts whose gate and what it gates are one product or two, and matrices for each head of a row."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        self.ups = nn.ParameterList(torch.empty(4, 32, 64 if apart else 128) for _ in range(1 + apart))
+        self.down, self.heads = nn.Parameter(torch.empty(4, 64, 32)), nn.Parameter(torch.empty(4, 8, 8))
+        self.each = nn.Parameter(torch.empty(4, 32, 8))
+        self.head = nn.Linear(32, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = [x @ up for up in self.ups] if len(self.ups) > 1 else (x @ self.ups[0]).chunk(2, -1)
+        y = ((F.silu(gate) * up) @ self.down).softmax(-1).flatten(0, 1)
+        z = (y.unflatten(-1, (4, 8)).transpose(0, 1) @ self.heads).transpose(0, 1).flatten(1).softmax(-1)
+        done: Tensor = self.head(torch.einsum("td,hde->the", z, self.each).flatten(1)).square().mean()
+        return done
+
+
+def test_rows_are_padded_once_where_the_gate_is_a_product_of_its_own_and_heads_are_not() -> None:
+    for apart in (False, True):
+        with torch.device("meta"):
+            graph = capture(Gated(apart).to(torch.bfloat16), (torch.zeros(4, 16, 32, dtype=torch.bfloat16),)).graph
+        padded = [cast.padded for cast in narrow_products(add_hubs(graph)).values()]
+        assert len(padded) == 4 + apart and sorted(padded)[-3:] == [0.0, 2048.0, 2048.0]
+
+
 def test_ranks_that_share_a_product_cast_a_part_each_and_transpose_the_rest() -> None:
     four = replace(DELAYED, levels=(replace(DELAYED.levels[0], size=4),))
     with torch.device("meta"):
