@@ -11,7 +11,8 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Mesh
-from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster
+from autoddl.cost_models import Kernel, kernel_seconds
+from autoddl.cost_models.cluster import device_names, load_cluster, load_device, parse_cluster, weakest_device
 from autoddl.cost_models.links import LINKS_FILE, PROTOCOLS
 from autoddl.cost_models.units import bytes_above, parse_quantity, show_bytes, show_rate, show_seconds
 from autoddl.planner.meshes import meshes
@@ -193,6 +194,14 @@ def test_parts_with_other_devices_are_priced_by_the_weakest() -> None:
     assert parse_cluster(cluster.to_yaml(), "again") == cluster
     with pytest.raises(InputError, match="has no rank 16; its ranks are 0 to 15"):
         cluster.device_of(16)
+
+
+@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize("kind", ["attention", "attention backward"])
+def test_the_weakest_device_is_no_faster_than_any_part_for_any_width_of_heads(kind: str, head: int) -> None:
+    parts = [load_device("H100-80GB"), load_device("B200-180GB")]
+    kernel = Kernel(kind, (1024, 8192, 8192, head, 0), 4.0 * 1024 * 8192 * head * 8192, 1.0, "bfloat16")
+    assert kernel_seconds(weakest_device(parts), kernel) >= max(kernel_seconds(part, kernel) for part in parts)
 
 
 @pytest.mark.parametrize(("old", "new", "message"), [
