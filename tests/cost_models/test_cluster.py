@@ -180,6 +180,14 @@ def test_every_shipped_device_loads_by_any_case(name: str) -> None:
     assert device.name == name and device.peak("bfloat16") >= device.peak("float32") >= device.peak("float64")
 
 
+def test_each_blackwell_says_its_units_and_what_its_measured_attention_gives_for_exponentials() -> None:
+    """TFLOP/s of cuDNN 9.19, forward and backward, heads of 128 and of 64: x is their ratio less 1, and at most 1."""
+    measured = {"GB200-186GB": ((1598, 1311), (609, 646)), "GB300-279GB": ((1887, 1385), (718, 668))}
+    for name, (usual, narrow) in measured.items():
+        assert load_device(name).exponentials == min(1.0, *(a / b - 1 for a, b in zip(usual, narrow, strict=True)))
+    assert [load_device(name).units for name in ("B200-180GB", "B300-288GB", *measured)] == [148, 148, 152, 152]
+
+
 MIXED = """
 name: mixed
 parts: [{device: A100-80GB, ranks: 8}, {device: V100-16GB, ranks: 8}]
