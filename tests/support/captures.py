@@ -2,15 +2,16 @@
 
     capture = kept(autoddl.capture.capture.capture, lambda: True)      the same results, those of equal arguments shared
 
-Arguments are equal where their pickles are, tensors by their values. What does not pickle, like a class that a test
-makes or a hook, is captured every time.
+Arguments are equal where their pickles are, tensors by their values and by which of them share storage. What does not
+pickle, like a class that a test makes or a hook, is captured every time. What else a capture sees is compared too:
+autocast, the default dtype, gradients, and the rules of the user's own.
 """
 
 import hashlib
 import io
 import pickle
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured
+from autoddl.capture.own_rules import OwnRule, rule_of
 from autoddl.core.precision import AS_WRITTEN, Precision
 
 __all__ = ["kept"]
@@ -31,6 +33,10 @@ LARGEST = 20_000_000
 class _Pickler(pickle.Pickler):
     nbytes = 0
 
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.storages = dict[int, tuple[int, object]]()
+
     def reducer_override(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return NotImplemented
@@ -40,18 +46,40 @@ class _Pickler(pickle.Pickler):
         if self.nbytes > LARGEST:
             raise pickle.PicklingError
         data = b"" if value.is_meta else value.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        storage = value.untyped_storage()
+        place, _ = self.storages.setdefault(storage._cdata, (len(self.storages), storage))
         about = str(value.dtype), str(value.device), tuple(value.shape), value.stride(), value.requires_grad
-        return _rebuilt, (type(value), about, value.__dict__, data)
+        return _rebuilt, (type(value), about, value.__dict__, data, place, value.storage_offset())
 
 
 def _rebuilt(*_: object) -> None:
     """Stands in pickles for a tensor; they are only compared."""
 
 
+def _rules() -> Iterator[tuple[str, OwnRule]]:
+    """The rules of the user's own that are registered now, each with what it stands on."""
+    packets = [packet for space in list(vars(torch.ops).values()) if isinstance(space, torch._ops._OpNamespace)
+               for packet in list(vars(space).values()) if isinstance(packet, torch._ops.OpOverloadPacket)]
+    yield from ((str(operator), own) for packet in packets for operator in list(vars(packet).values())
+                if isinstance(operator, torch._ops.OpOverload) and (own := rule_of(operator)))
+    classes = [torch.autograd.Function]
+    for one in classes:
+        classes += one.__subclasses__()
+        if own := rule_of(one):
+            yield f"{one.__module__}.{one.__qualname__}", own
+
+
+def _around() -> tuple[object, ...]:
+    """What a capture sees beside its arguments."""
+    autocast = [(device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+                for device in ("cpu", "cuda")]
+    return torch.get_default_dtype(), torch.is_grad_enabled(), autocast, torch.is_autocast_cache_enabled()
+
+
 def _digest(*values: object) -> bytes | None:
     out = io.BytesIO()
     try:
-        _Pickler(out).dump((*values, torch.get_default_dtype(), torch.is_grad_enabled()))
+        _Pickler(out).dump((*values, _around()))
     except Exception:  # whatever a user's class raises where it is pickled
         return None
     return hashlib.sha256(out.getbuffer()).digest()
@@ -59,11 +87,12 @@ def _digest(*values: object) -> bytes | None:
 
 def kept(capture: Callable[..., Captured], allowed: Callable[[], bool]) -> Callable[..., Captured]:
     """`capture`, which looks first whether it has captured the like, where that is allowed now."""
-    found = OrderedDict[bytes, Captured]()
+    found, numbers = OrderedDict[bytes, Captured](), dict[OwnRule, int]()
 
     @wraps(capture)
     def kept_capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
-        key = _digest(model, sample, precision) if allowed() else None
+        rules = sorted((name, numbers.setdefault(own, len(numbers))) for name, own in _rules())
+        key = _digest(model, sample, precision, rules) if allowed() else None
         if key is None:
             return capture(model, sample, precision)
         if key not in found:
