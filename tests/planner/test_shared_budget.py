@@ -6,18 +6,28 @@ from itertools import product
 from math import inf
 
 import pytest
+import torch
 import zoo
+from every_pipeline import Chain
 
+from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import flights_of
 from autoddl.core.pipeline_schedules import generate
+from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.rank_memory import roomier
+from autoddl.planner.pipelines.pipeline_candidate import TriedCut
+from autoddl.planner.pipelines.pipeline_search import plan_of_cut
+from autoddl.planner.pipelines.rank_memory import rank_peak, roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.task import task_of
+
+TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
+
+ONE_AXIS = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -56,8 +66,7 @@ def test_a_share_goes_from_where_a_byte_is_worth_least_to_where_it_is_worth_most
 def test_a_cut_beside_one_that_is_too_full_fits_its_ranks_without_a_budget() -> None:
     """Of an interleaved pipeline of four stages on two parts: of embedding, three blocks and head, one has two."""
     model, sample = zoo.named("gpt2", layers=3, B=8)
-    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
-    task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
+    task = task_of(model, TWO_BY_TWO, sample, ONE_AXIS, "gpt2", None)
     name, cut = "interleaved:2", (2, 3, 4)
     parts = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
     flights = flights_of(parts.staged(name, cut).schedule())
@@ -75,3 +84,25 @@ def test_a_cut_beside_one_that_is_too_full_fits_its_ranks_without_a_budget() -> 
     other = within(0.999 * most)
     assert within(2 * most) == cut and other is not None and fullest(other) <= 0.999 * most
     assert within(1.0) is None
+
+
+@pytest.mark.parametrize("left", [0.0, 3e4])
+def test_buckets_of_stages_on_the_same_ranks_are_within_what_the_stages_leave(left: float) -> None:
+    """Each of the buckets alone would fit the whole budget."""
+    task = task_of(Chain((64,) * 13), TWO_BY_TWO, torch.randn(64, 64), ONE_AXIS, "chain", None)
+    name, cut = "interleaved:2", (3, 6, 9)
+    part = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
+    staged = part.staged(name, cut)
+    plans = tuple(map(part.freely_planned, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())))
+
+    def planned(budget: float) -> Plan:
+        part.task = replace(task, budget=budget)
+        return plan_of_cut(part, name, TriedCut(cut, plans, 1.0))
+
+    budget = rank_peak(part, staged, plans) + left
+    free, plan = planned(inf), planned(budget)
+    assert plan.predicted.peak_bytes <= plan.budget == budget < free.predicted.peak_bytes
+    assert plan.pipeline is not None and {stage.plan.budget for stage in plan.pipeline.stages} == {budget}
+    assert any(stage.plan.bucket_bytes > 1 for stage in plan.pipeline.stages) == (left > 0)
+    with pytest.raises(Infeasible, match="do not fit it together"):
+        planned(budget - left - 1)

@@ -29,6 +29,7 @@ from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch,
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward, stage_cluster
+from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
@@ -203,10 +204,19 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
 
 
 def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
-    """The plan of a cut that was solved, its stages with their best bucket sizes."""
-    staged = part.staged(name, tried.cut)
-    plans = [fitting_buckets(plan, add_hubs(graph.graph), part.task.options.optimizer, part.cluster)
-             for plan, graph in zip(tried.plans, cut_graph(part.graph, staged.cuts), strict=True)]
+    """The plan of a cut that was solved, its stages with their best bucket sizes.
+
+    Buckets of the stages of a part of the cluster have what its ranks have left, those of the first stage first.
+    """
+    staged, budget = part.staged(name, tried.cut), part.task.budget
+    graphs, plans = cut_graph(part.graph, staged.cuts), list[Plan]()
+    left = {at: budget - nbytes for at, nbytes in together_bytes(tried.plans, graphs, staged.placement).items()}
+    for plan, graph, at in zip(tried.plans, graphs, staged.placement, strict=True):
+        own = plan.predicted.peak_bytes
+        made = fitting_buckets(replace(plan, budget=own + left[at]), add_hubs(graph.graph),
+                               part.task.options.optimizer, part.cluster)
+        left[at] -= made.predicted.peak_bytes - own
+        plans.append(replace(made, budget=budget))
     return pipeline_plan(part.task, staged, plans)
 
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from autoddl.core.errors import InputError
+from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
@@ -36,6 +36,9 @@ from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_lanes import stored_apart
 
 __all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "solve_stages", "stage_task"]
+
+ROUNDING = 1e-12
+"""The part of a budget by which bytes that are summed in another order may be above it."""
 
 
 def stage_task(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int) -> PlanTask:
@@ -104,7 +107,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     """The plan of a pipeline; `plans` are those of its stages where they are known already.
 
     Its bound is that of no other pipeline: the caller knows more. Raises InputError where the graph or the cluster
-    cannot be cut so, and Infeasible where a stage has no plan.
+    cannot be cut so, and Infeasible where a stage has no plan, or those of a rank are above the budget together.
     """
     staged = replace(staged, compress=task.options.compress)
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
@@ -127,8 +130,12 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
                  sample=dict(variant.spec), microbatches=staged.microbatches, precision=task.options.precision,
                  pipeline=Pipeline(staged.name, str(schedule), stages,
                                    _coded(task.cluster, plans, staged, variant.original)), **task.about)
-    return replace(whole, predicted=_predicted(whole, staged_step(whole, variant.original, task.cluster),
-                                               bytes_twice(plans, graphs, staged.placement), staged.placement))
+    predicted = _predicted(whole, staged_step(whole, variant.original, task.cluster),
+                           bytes_twice(plans, graphs, staged.placement), staged.placement)
+    if predicted.peak_bytes > task.budget * (1 + ROUNDING):
+        raise Infeasible(0.0, task.budget, "the stages that were planned for the fullest rank do not fit it together: "
+                         "take more stages or microbatches, 1f1b, or a larger budget", predicted.peak_bytes)
+    return replace(whole, predicted=predicted)
 
 
 def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph) -> tuple[str, ...]:
