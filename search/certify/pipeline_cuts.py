@@ -129,8 +129,9 @@ class _Check:
         added = [[0.0] * self.blocks for _ in left]
         for k, times in prices:
             one = problem.priced[k]
-            assert times >= 0 <= one.price and len({problem.schedule.placement[0][s] for s in one.stages}) == 1 == len(
-                problem.schedule.placement), f"stages {one.stages} do not share the memory of one rank"
+            ranks = {frozenset(pipe[s] for pipe in problem.schedule.placement) for s in one.stages}
+            assert times >= 0 <= one.price and len(ranks) == 1 and len(set(one.stages)) == len(one.stages), \
+                f"stages {one.stages} do not share the memory of the same ranks, each once"
             fixed -= times * one.price * one.budget
             for s, weights, values in zip(one.stages, one.weights, one.values.tolist(), strict=True):
                 left[s] = [c - times * w for c, w in zip(left[s], [*weights, 0.0, 0.0], strict=False)]
