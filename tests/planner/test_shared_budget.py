@@ -16,8 +16,9 @@ from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.pipeline_candidate import TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.rank_memory import rank_peak, roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
@@ -84,6 +85,21 @@ def test_a_cut_beside_one_that_is_too_full_fits_its_ranks_without_a_budget() -> 
     other = within(0.999 * most)
     assert within(2 * most) == cut and other is not None and fullest(other) <= 0.999 * most
     assert within(1.0) is None
+
+
+def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypatch: pytest.MonkeyPatch
+                                                                                ) -> None:
+    """The cut that is least under what is known does not fit: one near it does, with the budget divided."""
+    monkeypatch.setattr(pipeline_candidate, "STALE", -1)  # nothing more is made known first
+    task = task_of(Chain((64,) * 11), TWO_BY_TWO, torch.randn(64, 64), replace(ONE_AXIS, budget=3e5), "chain", None)
+    name = "interleaved:2"
+    part = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
+    search = CutSearch(part, name, lambda _: None)
+    while not search.is_done:
+        search.advance(inf)
+    assert search.found is not None and next(iter(search.tried.values())) is None
+    plan = plan_of_cut(part, name, search.found)
+    assert search.bound <= plan.predicted.seconds and plan.predicted.peak_bytes <= task.budget
 
 
 @pytest.mark.parametrize("left", [0.0, 3e4])

@@ -7,7 +7,7 @@ A stage s of n units may begin at several places a. The problem has the least of
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import comb, inf
 
 import numpy as np
@@ -19,7 +19,7 @@ from autoddl.cost_models.timelines.pipeline_bounds import trace_cut
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 
-__all__ = ["cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["cut_of", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
@@ -94,6 +94,11 @@ def likely_problem(problem: CutProblem) -> CutProblem:
         seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
         seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
     return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
+
+
+def cut_of(sizes: Sequence[int]) -> tuple[int, ...]:
+    """The units at which stages but the first begin, by the numbers of units of all stages."""
+    return tuple(accumulate(sizes))[:-1]
 
 
 def other_cuts(problem: CutProblem, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float

@@ -8,14 +8,15 @@ and the pipeline is simulated. Then more is known, and the bound rises:
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
-    3  it ends where the bound reaches the best pipeline, or nothing is left that raises it
+    3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
+       then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
     4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import accumulate, pairwise
+from itertools import islice, pairwise
 from math import inf
 from typing import Any
 
@@ -27,9 +28,9 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.cut_problems import cut_of, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
-from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices, roomier
+from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices, roomier, roomier_cuts
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
@@ -49,6 +50,9 @@ STALE = 2
 
 TOGETHER = 3
 """Cuts of a candidate whose stages are chosen together."""
+
+ATTEMPTS = 12
+"""Cuts of a candidate that are tried at most, where no plan of any is known."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
@@ -210,13 +214,15 @@ class CutSearch:
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
             for sizes in dict.fromkeys((self.answer.cut, self.answer.weakest)):
-                self._solve(tuple(accumulate(sizes))[:-1], sizes == self.answer.cut)
+                self._solve(cut_of(sizes), sizes == self.answer.cut)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
         self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
             self.bound, self.ended = inf, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
+            if self.best == inf:
+                self._find_any(cut_of(self.answer.cut))
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _begin(self, closer: bool) -> None:
@@ -301,6 +307,13 @@ class CutSearch:
                 self.tried[cut], self.problem = None, error
         return self.tried[cut]
 
+    def _find_any(self, cut: tuple[int, ...]) -> None:
+        """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
+        for other in islice(roomier_cuts(self.part, self.name, cut, self.flights), ATTEMPTS):
+            self._say("cuts that leave more room")
+            if self._try(other) is not None:
+                break
+
     def look_around(self) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left.
 
@@ -315,7 +328,8 @@ class CutSearch:
 
     def _solve_others(self, problem: CutProblem) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
-        for cut in other_cuts(problem, self.tried, self.found.cut if self.found else (), self.seconds):
+        beside = self.found.cut if self.found else cut_of(self.answer.cut) if self.answer else ()
+        for cut in other_cuts(problem, self.tried, beside, self.seconds):
             if self.late():
                 return
             self._say("cuts beside the best")
@@ -330,4 +344,3 @@ class CutSearch:
     def _say(self, what: str) -> None:
         part = self.part
         self.tell(f"solving {part.stages} stages, {self.name}, {part.microbatches} microbatches: {what}")
-

@@ -7,7 +7,9 @@ which a rank is most busy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from heapq import heappop, heappush
 from itertools import pairwise
 from math import inf, log
 from typing import NamedTuple
@@ -24,7 +26,7 @@ from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 
-__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier"]
+__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier", "roomier_cuts"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -82,19 +84,43 @@ def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence
     """
     seen = {cut}
     for _ in range(MOVES):
-        staged = part.staged(name, cut)
-        graphs = cut_graph(part.graph, staged.cuts)
-        full = together_bytes([*map(part.freely_planned, graphs, flights)], graphs, staged.placement)
+        full = _freely_full(part, name, cut, flights)
         most = max(full, key=full.__getitem__)
         if full[most] <= part.task.budget:
             return cut
-        sizes = {one: [b - a for a, b in pairwise((0, *one, part.units))] for one in _smaller(staged, cut, most)}
+        sizes = {one: [b - a for a, b in pairwise((0, *one, part.units))]
+                 for one in _smaller(part.staged(name, cut), cut, most)}
         near = [one for one, each in sizes.items() if min(each) > 0 and one not in seen]
         if not near:
             return None
         cut = min(near, key=lambda one: seconds(sizes[one]))
         seen.add(cut)
     return None
+
+
+def roomier_cuts(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]
+                 ) -> Iterator[tuple[int, ...]]:
+    """Yields cuts, first this, then of those beside all before the one whose fullest rank has the fewest bytes.
+
+    The bytes are those without a budget, as long as stages have plans so.
+    """
+    heap, seen = [(0.0, cut)], {cut}
+    while heap:
+        _, cut = heappop(heap)
+        yield cut
+        for i, at in ((i, k + step) for i, k in enumerate(cut) for step in (-1, 1)):
+            other = (*cut[:i], at, *cut[i + 1:])
+            if other not in seen and all(a < b for a, b in pairwise((0, *other, part.units))):
+                seen.add(other)
+                with suppress(Infeasible, InputError):
+                    heappush(heap, (max(_freely_full(part, name, other, flights).values()), other))
+
+
+def _freely_full(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]) -> dict[int, float]:
+    """By part of the cluster, the bytes of a rank with the stages of a cut that are planned without a budget."""
+    staged = part.staged(name, cut)
+    graphs = cut_graph(part.graph, staged.cuts)
+    return together_bytes([*map(part.freely_planned, graphs, flights)], graphs, staged.placement)
 
 
 def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
