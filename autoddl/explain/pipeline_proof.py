@@ -6,8 +6,12 @@ that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of ea
     paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
     boxes     hold every cut, and none is below the bound (`search.certify.pipeline_cuts`)
     floors    forward and backward of every stage are no more than the work of its ops, split evenly over its devices
+    messages  a transfer over a boundary is no more than that of what has to cross it, split evenly over a stage's ranks
     prices    pay for the plan's whole budget, where stages of a rank share it
     plan      the plan's own bound is no more than the least of all
+
+Floors and messages are checked where a candidate has the plan's own number of microbatches. Those of the others are
+taken as the file states them.
 
 What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for
 the stages of the plan.
@@ -19,15 +23,18 @@ from math import inf
 
 import numpy as np
 
+from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, graph_from_text
+from autoddl.core.graph import Graph, Tensor, graph_from_text
 from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline_cuts import CutProblem
 from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
+from autoddl.core.stages import crossing
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.planner.pipelines.staged import stage_cluster
+from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.pricing.floors import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
@@ -83,7 +90,9 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             continue
         problem, proof = proof_from_json(row["proof"])
         if row["microbatches"] == plan.microbatches:
-            _check_floors(graph, cluster, problem, row["proof"]["places"])
+            places = row["proof"]["places"]
+            _check_floors(graph, cluster, problem, places)
+            _check_transfers(graph, cluster, problem, places, plan.source.get("asked", {}).get("compress", ()))
         assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
             f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
         check_pipeline_bound(problem, proof, row["bound"])
@@ -108,3 +117,32 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: S
             claimed = problem.seconds[s, n - 1, :3]
             assert not np.isfinite(claimed).all() or (claimed <= least * (1 + SAME) + 1e-15).all(), \
                 f"stage {s} with {n} units is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"
+
+
+def _check_transfers(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int],
+                     compress: Sequence[str]) -> None:
+    """Asserts that no transfer over a boundary is said to take longer than it does at the least, wherever it lies.
+
+    `compress` are the messages that may be coded.
+    """
+    ops, at, parts = needed_ops(graph), problem.schedule.placement[0], len(problem.schedule.actions)
+    ends, boundaries, crosses = (*places, len(ops)), len(problem.transfers), crossing(graph)
+    for b, claimed in enumerate(problem.transfers):
+        every = []
+        for k in range(b, len(places) - (boundaries - 1 - b)):
+            begin = ends[k - 1] if k else 0
+            behind = ops[ends[k]:len(ops) if b == boundaries - 1 else ends[k + 1]]
+            must = crosses[ends[k] - 1] & {t for op in behind for t in op.inputs}
+            near = must & {t for op in ops[begin:ends[k]] for t in op.outputs}
+            every.append(sum(_least_seconds(graph.tensors[t], cluster, parts, at[b:b + 1] if t in near else at[:b + 1],
+                                            at[b + 1], compress) for t in must))
+        assert claimed <= min(every) * (1 + SAME), \
+            f"a transfer from stage {b} to the next is said to take {claimed} s, what crosses takes {min(every)} s"
+
+
+def _least_seconds(tensor: Tensor, cluster: Cluster, parts: int, sources: Sequence[int], target: int,
+                   compress: Sequence[str]) -> float:
+    """Least seconds of a tensor that comes to part `target` from one of `sources`: each rank receives its piece."""
+    part = part_in_flight(codecs_of(compress, "pipeline", tensor.dtype), tensor.itemsize)
+    nbytes = part * tensor.nbytes * parts / cluster.size
+    return min(transfer_seconds(cluster, parts, source, target, nbytes) for source in sources)

@@ -119,6 +119,10 @@ def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, 
             "alternatives": raised})):
         with pytest.raises(AssertionError):
             check_pipeline(wrong)
+    sent = [row | {"proof": row["proof"] | {"transfers": [1.01 * x for x in row["proof"]["transfers"]]}}
+            for row in rows]
+    with pytest.raises(AssertionError, match="what crosses takes"):
+        check_pipeline(replace(found, source=found.source | {"alternatives": sent}))
     lower = [row | {"proof": row["proof"] | {"seconds": [[[x and 2 * x for x in pair] for pair in stage]
                                                          for stage in row["proof"]["seconds"]]}} for row in rows]
     with pytest.raises(AssertionError, match="its ops take"):
