@@ -24,8 +24,11 @@ from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.pipeline_candidate import TriedCut
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
+from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
@@ -279,3 +282,18 @@ def test_a_budget_below_the_states_of_a_rank_is_refused_before_a_search() -> Non
     with pytest.raises(Infeasible, match="split over all devices") as error:
         staged_plan(replace(one, budget=0.99 * least), never, None)
     assert error.value.is_proved and error.value.needed == least
+
+
+@pytest.mark.parametrize(("full", "error"), [((), InputError), ((2,), Infeasible)])
+def test_another_problem_than_bytes_is_raised_only_where_no_cut_is_too_full(
+        full: tuple[int, ...], error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stages of a rank that fit it alone may be too full together."""
+    def never(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
+        if cut == full:
+            raise Infeasible(2.0, 1.0)
+        raise InputError("they store other pieces")
+
+    monkeypatch.setattr(pipeline_candidate, "try_cut", never)
+    options = PlanOptions(stages=(2,), schedule=("1f1b",), microbatches=(2,), max_axes=1, workers=1)
+    with pytest.raises(error):
+        staged_plan(task_of(Chain((8,) * 5), TWO_BY_TWO, torch.randn(8, 8), options, "chain", None), None, None)

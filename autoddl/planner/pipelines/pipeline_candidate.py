@@ -133,6 +133,7 @@ class CutSearch:
         stale      rounds since the bound rose in which nothing new became known
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
+        is_full    whether a cut cannot be for its bytes
     """
 
     part: StageParts
@@ -153,6 +154,7 @@ class CutSearch:
     stale: int = 0
     ended: str = ""
     problem: InputError | None = None
+    is_full: bool = False
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -302,7 +304,7 @@ class CutSearch:
             try:
                 self.tried[cut] = try_cut(self.part, self.name, cut)
             except Infeasible:
-                self.tried[cut] = None
+                self.tried[cut], self.is_full = None, True
             except InputError as error:
                 self.tried[cut], self.problem = None, error
         return self.tried[cut]

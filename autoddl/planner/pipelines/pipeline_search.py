@@ -49,7 +49,7 @@ class PipelineFound:
     """The best pipeline, None where none beats what there was; the least bound of all candidates; and all of them.
 
     `needed` are the least bytes of a rank that some stage needs of those that were found not to fit. `problem` is why
-    some cut cannot be, other than for its bytes.
+    cuts cannot be, where none of them cannot for its bytes.
     """
 
     plan: Plan | None
@@ -97,6 +97,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     first = min(searches, key=lambda one: one.seconds)
     plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
+                         None if any(one.is_full for one in searches) else
                          next((one.problem for one in searches if one.problem), None))
 
 
