@@ -247,7 +247,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         return _experts(op, graph, inputs, needs if flows else [], inner)
     if inner and name in _ATTENTION:
         return ring_work(op, graph, inputs, flows)
-    if inner and (windows := windows_of(op, inputs)):
+    if inner and (windows := windows_of(op, tuple(graph.tensors[t].shape for t in op.inputs))):
         forward_, backward_ = work(op, graph, inputs, outputs, differentiable)
         size = graph.tensors[op.inputs[0]].itemsize
         elements = prod(padded_shape(inputs[0], outputs[0], windows)) + prod(outputs[0]) * is_transposed(op)

@@ -79,7 +79,8 @@ class ParsedPlan:
         needs = tuple([k for k, t in enumerate(op.inputs) if t in self._flows]) if flows else ()
         inner = op.target in REDUCING and bool(option_of(op, self.graph, self.mesh, decision).inner)
         return LocalOp(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
-                       has_local_kernel(op, self.graph, reads, inner), self.processor, inner)
+                       has_local_kernel(op, self.graph, reads, inner), self.processor, inner,
+                       tensors[op.inputs[0]].shape if op.inputs else ())
 
     def edge(self, op: Op, k: int) -> ParsedConversion | None:
         """The conversion of input k of an op, None if it has none."""

@@ -1,12 +1,18 @@
 """`verify` of plans that split an image among ranks: gradients are those of one process, bytes those planned."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import zoo
+from planmaker import cluster_of
 from sampling import parametrize_or_slow
+from torch import Tensor, nn
+from torch.nn import functional as F
 from verified import planned, verified
 
+from autoddl.api import plan
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.graph import Graph, Op
@@ -67,6 +73,27 @@ def test_the_search_splits_one_large_image() -> None:
     plan, made, graph = split_image(UNET, "unet", (), batch=1, side=128)
     checked = verified(plan, made)
     assert len(halos(plan, graph)) > 10 and checked.passed and checked.collective_mismatches == 0, checked
+
+
+class _Drawn(nn.Module):
+    """An image drawn out to twice its sides, which are given, or follow from a factor."""
+
+    def __init__(self, is_sized: bool) -> None:
+        super().__init__()
+        self.conv, self.is_sized = nn.Conv2d(3, 4, 3, padding=1), is_sized
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x)
+        high, wide = x.shape[-2:]
+        words: dict[str, Any] = {"size": (2 * high, 2 * wide)} if self.is_sized else {"scale_factor": 2}
+        return F.interpolate(x, mode="bilinear", **words).square().mean()
+
+
+def test_an_image_drawn_to_a_size_takes_what_one_drawn_by_a_factor_does() -> None:
+    found = [plan(_Drawn(is_sized), cluster_of("a=4"), torch.randn(1, 3, 10, 10), workers=1,
+                  pins=("upsample*: a=S(2)", "conv2d*: a=S(2)")) for is_sized in (True, False)]
+    assert found[0].predicted == found[1].predicted
+    assert found[0].predicted.seconds == pytest.approx(rebuild(found[0]).problem.cost(rebuild(found[0]).choice))
 
 
 @pytest.mark.parametrize("batch", [3, 4])

@@ -6,6 +6,7 @@ from math import prod
 from autoddl.core.graph import Graph, Op
 from autoddl.operators.families import family_of
 from autoddl.operators.footprints.storages import Shape, Value
+from autoddl.operators.windows import Window, windows_of
 from autoddl.operators.work import base
 
 __all__ = ["Footprint", "LocalOp", "Shapes", "has_local_kernel"]
@@ -33,11 +34,19 @@ class LocalOp:
     """Whether the op runs on a CPU, where torch takes other paths for some ops."""
     sends: bool = False
     """Whether the kernel communicates by itself."""
+    whole: Shape = ()
+    """The whole shape of the first input, () where its shard is all of it."""
 
     @property
     def nbytes(self) -> float:
         """Bytes of the first output."""
         return prod(self.outputs[0]) * self.itemsizes[0]
+
+    @property
+    def windows(self) -> dict[int, Window]:
+        """Where the op looks, by dim of its first input (`windows_of`)."""
+        first, *others = (one.shape for one in self.inputs)
+        return windows_of(self.op, (self.whole or first, *others))
 
     def slot(self, name: str) -> Value | None:
         """The input in slot `name`, None if the call has none."""

@@ -9,7 +9,7 @@ from math import prod
 
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, viewed
-from autoddl.operators.windows import is_transposed, padded_shape, windows_of
+from autoddl.operators.windows import is_transposed, padded_shape
 from autoddl.operators.work import base
 
 __all__ = ["around", "batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
@@ -152,7 +152,7 @@ def convolution_footprint(call: LocalOp) -> Footprint:
 
 def _cut(call: LocalOp, found: Footprint) -> Footprint:
     """Adds what a transposed convolution makes, of which its piece is a copy of a part, and with a bias another one."""
-    windows = windows_of(call.op, tuple(one.shape for one in call.inputs))
+    windows = call.windows
     x, out = padded_shape(call.inputs[0].shape, call.outputs[0], windows), call.outputs[0]
     made = float(prod((x[d] - 1) * windows[d].parts + windows[d].reach if d in windows else size
                       for d, size in enumerate(out)) * call.itemsizes[0])
@@ -166,7 +166,7 @@ def interpolation_footprint(call: LocalOp) -> Footprint:
     between, what the last dim is drawn out from, and more numbers. In backward their gradients do."""
     if not call.sends:
         return Footprint()
-    windows, x = windows_of(call.op, tuple(one.shape for one in call.inputs)), call.inputs[0]
+    windows, x = call.windows, call.inputs[0]
     last = max(windows)
     lines = float(sum((16 + x.itemsize) * call.outputs[0][d] for d in windows))
     drawn = call.nbytes / (windows[last].parts // 2) if len(windows) > 1 else around(call).beside
@@ -178,8 +178,7 @@ def around(call: LocalOp) -> Footprint:
 
     Its gradient is there first, then beside that of the input."""
     x = call.inputs[0]
-    windows = windows_of(call.op, tuple(one.shape for one in call.inputs))
-    held = float(prod(padded_shape(x.shape, call.outputs[0], windows)) * x.itemsize)
+    held = float(prod(padded_shape(x.shape, call.outputs[0], call.windows)) * x.itemsize)
     sent = 2 * max(0.0, held - x.nbytes)
     more = float(0 in call.needs)
     return Footprint(copies=((0, held),), before=sent, back=max(0.0, held - x.nbytes) * more, late=(held + sent) * more)
