@@ -19,6 +19,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
+from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.planner.candidates import Candidate, build_problem, under_policies
 from autoddl.planner.degree_meshes import batch_rows, check_rows
@@ -139,9 +140,11 @@ def plan(model: "nn.Module", cluster: str | Path | Cluster, sample: object = Non
 def _of_samples(model: "nn.Module", cluster: str | Path | Cluster, samples: Sequence[object], name: str,
                 factory: Mapping[str, Any] | None, progress: Progress | None, options: Options) -> Plan:
     """The plan of the largest batch, with what the others take."""
-    from autoddl.sampled import by_size, with_samples
+    from autoddl.sampled import by_size, check_no_momentum, with_samples
 
-    if PlanOptions.of(options).configured().stages != (1,):
+    asked = PlanOptions.of(options)
+    check_no_momentum([SparseRule.parse(asked.sparse)] if asked.sparse else ())
+    if asked.configured().stages != (1,):
         raise InputError("samples are planned for without stages: leave stages out, or name the samples when the plan "
                          "runs, by autoddl.parallelize(model, plan, samples=[...])")
     largest, *others = by_size(model, samples)

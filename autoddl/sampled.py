@@ -9,7 +9,7 @@ Each has to fit the budget of the plan. What each takes is kept in the plan's `s
 The search itself is given as `find`, which is that of plans without stages (`api.plan_without_stages`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -20,14 +20,18 @@ from torch.utils import _pytree as pytree
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, as_sample, describe, parted, sample_for
 from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
+from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import parse_cluster, show_bytes
+from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.options import Options, PlanOptions
 from autoddl.planner.pins import pins_of_layouts
 from autoddl.planner.task import PlanTask, task_of
 
-__all__ = ["by_size", "capturing", "divides", "variant", "variant_options", "with_samples"]
+__all__ = ["by_size", "capturing", "check_no_momentum", "divides", "residual_bytes", "variant",
+           "variant_options", "with_samples"]
 
 Find = Callable[[PlanTask], Plan]
 
@@ -54,7 +58,7 @@ def with_samples(plan: Plan, module: nn.Module, batches: Sequence[Sample], find:
                              f"takes at most {show_bytes(plan.budget)} a rank: {error}. Pad such batches to the "
                              "largest, leave them out, or give a larger budget") from None
         rows.append({"sample": describe(batch), "seconds": other.predicted.seconds,
-                     "peak_bytes": other.predicted.peak_bytes})
+                     "peak_bytes": other.predicted.peak_bytes + residual_bytes(plan)})
     return replace(plan, source={**plan.source, "samples": rows})
 
 
@@ -68,11 +72,30 @@ def capturing(module: nn.Module, batch: Sample, precision: Precision) -> Callabl
 
 
 def variant_options(plan: Plan) -> Options:
-    """The options of every other program of a plan: its budget and dtypes, its optimizer, its recomputation."""
+    """The options of every other program of a plan: its dtypes, optimizer, recomputation, codecs and load of experts.
+
+    Its sums are whole. The budget is that of the plan without the residuals of its sparse sums, which stay meanwhile.
+    """
     source = plan.source if plan.pipeline is None else {**plan.pipeline.stages[0].plan.source, **plan.source}
-    return {"budget": plan.budget, "precision": plan.precision, "tolerance": source.get("tolerance", 1e-3),
-            "workers": 1, "optimizer": source.get("optimizer", "adamw"),
-            "recompute": tuple(source.get("recompute", ("none",)))}
+    load = expert_load(graph_from_text(source["graph"])) if "graph" in source else None
+    return {"budget": plan.budget - residual_bytes(plan), "precision": plan.precision,
+            "tolerance": source.get("tolerance", 1e-3), "workers": 1, "optimizer": source.get("optimizer", "adamw"),
+            "recompute": tuple(source.get("recompute", ("none",))), "compress": tuple(source.get("compress", ())),
+            "expert_load": BALANCED if load is None else load}
+
+
+def residual_bytes(plan: Plan) -> float:
+    """Bytes of a rank that the residuals of sparse sums take, the most of all stages."""
+    stages = () if plan.pipeline is None else [stage.plan for stage in plan.pipeline.stages]
+    return max(float(one.predicted.nbytes.get("residuals", 0.0)) for one in (plan, *stages))
+
+
+def check_no_momentum(rules: Iterable[SparseRule]) -> None:
+    """Raises InputError where sparse sums have momentum: a whole sum of another program would leave it out."""
+    most = max((rule.momentum for rule in rules), default=0.0)
+    if most:
+        raise InputError(f"its sparse sums have a momentum of {most:g}, which batches of other shapes would leave out: "
+                         "pad them or leave them out, or plan sparse sums without momentum")
 
 
 def variant(plan: Plan, module: nn.Module, batch: Sample, captures: Callable[[int], Captured], options: Options,

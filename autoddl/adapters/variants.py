@@ -36,7 +36,7 @@ from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
 from autoddl.runtime.parallelize import parallelize as run_plan
-from autoddl.sampled import capturing, divides, variant, variant_options
+from autoddl.sampled import capturing, check_no_momentum, divides, residual_bytes, variant, variant_options
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
 
@@ -151,8 +151,11 @@ class _Planner:
 
     def _search(self, module: nn.Module, batch: Sample, captures: _Captures, training: bool) -> Plan:
         plan, options = self.plan, variant_options(self.plan)
-        if not training:
-            options |= {"budget": plan.budget - plan.predicted.nbytes.get("optimizer", 0), "recompute": ("none",)}
+        if training:
+            check_no_momentum(plan.sparse_sums.values())
+        else:
+            budget = plan.budget - residual_bytes(plan) - plan.predicted.nbytes.get("optimizer", 0)
+            options |= {"budget": budget, "recompute": ("none",), "compress": ()}
         if plan.pipeline is None:
             return variant(plan, module, batch, captures, options, plan_without_stages)
         if "graph" not in plan.source:

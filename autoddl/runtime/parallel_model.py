@@ -84,7 +84,8 @@ class ParallelModel:
     Its plan's program trains, on batches of the planned shapes. Other programs are planned by `planner` when they are
     first needed, and kept. There is one for every other number of rows, for the shapes of samples, and for evaluation.
     They read the same stored pieces and add to the same gradients, so that nothing is copied from one to the other.
-    Their sums of gradients are whole ones: the residuals of sparse sums are those of the plan's own program.
+    Their sums of gradients are whole ones: the residuals of sparse sums are those of the plan's own program. Where
+    these have momentum, there is no other program of training.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, graph: Graph, groups: Groups, recorder: Recorder,

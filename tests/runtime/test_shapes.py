@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from autoddl import parallelize
 from autoddl.adapters.stage_variants import matched_cuts, staged_variant
+from autoddl.adapters.variants import _Planner
 from autoddl.api import plan
 from autoddl.capture import capture as capturing
 from autoddl.capture.capture import capture
@@ -23,10 +24,16 @@ from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
-from autoddl.planner.options import PlanOptions
+from autoddl.cost_models import parse_cluster
+from autoddl.planner.options import Options, PlanOptions
 from autoddl.runtime.stage_setup import stage_rows
+from autoddl.sampled import residual_bytes, variant_options
 
 ROWS, LENGTHS, ODD = 8, (6, 4, 6), 5
+SLOW = """name: slow
+device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 1 GB/s, peak: {float32: 1 MFLOP/s}}
+levels: [{name: all, size: 2, bandwidth: 1 kB/s, latency: 1 us}]
+"""
 
 
 class Series(nn.Module):
@@ -143,6 +150,29 @@ def test_what_a_plan_was_made_for_is_planned_when_it_first_comes() -> None:
     assert abs(float(parallel.step(batch(4)) - plain)) < 1e-12 and len(parallel.programs()) == 2
     with pytest.raises(MismatchError, match=r"pad or cut dim 1"):
         parallel.step(batch(ODD))
+
+
+def test_programs_of_other_shapes_have_codecs_and_load_of_the_plan_and_leave_room_for_residuals() -> None:
+    words = Options(mesh="all=2", pins=("linear*: all=S(0)",), workers=1, optimizer="sgd")
+    place = parse_cluster(SLOW, "slow")
+    coded = plan(Deep(), place, torch.zeros(8, 8), **words | Options(compress=("gradients=int8",)))
+    assert variant_options(coded)["compress"] == ("gradients=int8",) and variant_options(coded)["expert_load"] == 1
+    sparse = plan(Deep(), place, torch.zeros(8, 8), samples=[torch.zeros(4, 8)], **words | Options(sparse="0.1"))
+    assert sparse.sparse_sums and variant_options(sparse)["budget"] == sparse.budget - residual_bytes(sparse)
+    assert sparse.source["samples"][0]["peak_bytes"] > residual_bytes(sparse) > 0
+
+
+def test_sums_with_momentum_train_on_no_other_shapes() -> None:
+    place, said = parse_cluster(SLOW, "slow"), r"momentum of 0.9, which batches of other shapes would leave out"
+    words = Options(sparse="0.1,momentum=0.9", optimizer="sgd", mesh="all=2", workers=1,
+                    pins=("linear*: all=S(0)",))
+    with pytest.raises(InputError, match=said):
+        plan(Deep(), place, torch.zeros(8, 8), samples=[torch.zeros(4, 8)], **words)
+    planner = _Planner(Deep(), plan(Deep(), place, torch.zeros(8, 8), **words))
+    with pytest.raises(InputError, match=said):
+        planner(Sample((torch.zeros(4, 8),)), True)
+    _, evaluation = planner(Sample((torch.zeros(4, 8),)), False)
+    assert evaluation.predicted.seconds > 0
 
 
 def rows_of(number: int) -> Tensor:
