@@ -129,10 +129,10 @@ class Batches:
         self._names = frozenset(t.fqn for t in inputs)
         self._dtypes = {t.fqn: getattr(torch, t.dtype) for t in inputs}
         self._plain = _with_defaults(forward, from_spec(spec, "meta"))
-        pieces = {t: extents(t.shape, layouts[t.fqn], groups.mesh, groups.coordinate) for t in inputs
-                  if t.fqn in layouts}
-        self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(piece) if size != t.shape[dim]]
-                      for t, piece in pieces.items()}
+        self._pieces = {t.fqn: extents(t.shape, layouts[t.fqn], groups.mesh, groups.coordinate) for t in inputs
+                        if t.fqn in layouts}
+        self._cuts = {t.fqn: [(dim, offset, size) for dim, (offset, size) in enumerate(self._pieces[t.fqn])
+                              if size != t.shape[dim]] for t in inputs if t.fqn in self._pieces}
 
     def local(self, batch: object) -> LocalBatch:
         """This rank's pieces of the global `batch`, which has the form of the sample that the plan was made for.
@@ -154,6 +154,18 @@ class Batches:
         whole = {t.fqn: self._checked(t, found.get(t.fqn)) for t in self._inputs}
         return LocalBatch(tuple({fqn: self._cut(fqn, whole[fqn], part) for fqn in self._cuts}
                                 for part in range(self._parts)), self._program)
+
+    def reads_pieces_of(self, other: "Batches") -> bool:
+        """Whether this program can read the pieces that `other` cuts of the same batch."""
+        return self._parts == other._parts and self._pieces.items() <= other._pieces.items()
+
+    def whole(self) -> Sample:
+        """The planned global batch, on the meta device."""
+        made = from_spec(self._spec, "meta")
+        args, kwargs = pytree.tree_map(
+            lambda leaf: leaf.repeat(self._parts, *(1,) * (leaf.dim() - 1)) if isinstance(leaf, Tensor) and leaf.dim()
+            else leaf, (made.args, dict(made.kwargs)))
+        return Sample(args, kwargs)
 
     def rows_read(self) -> tuple[int, int]:
         """(first, number) of the rows of a microbatch that this rank reads; (0, 0) where it reads none."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.tensor import DTensor
@@ -22,6 +23,7 @@ from autoddl.runtime.batches import Batches, LocalBatch, SeenBatches, check_one_
 from autoddl.runtime.collectives.process_groups import Groups
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.redistribute import Move
+from autoddl.runtime.collectives.told_values import gather_values
 from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.guards import CallLoss, StepLoss, check_state_dict, guard_optimizers, guard_placement
 from autoddl.runtime.outputs import Asking, asked_outputs
@@ -93,6 +95,7 @@ class ParallelModel:
         self.module, self.plan, self.graph, self.groups, self.recorder = module, plan, graph, groups, recorder
         self.device, self.returned, self.training = device, returned, True
         self._planner, self._sampled, self._others = planner, set[str](), dict[str, ParallelModel]()
+        self._reading = dict[ParallelModel, bool]()
         self.steps, self.copies = 0, frozenset[str]()
         self._compared: int | None = None
         self._seen = SeenBatches()
@@ -171,12 +174,7 @@ class ParallelModel:
     def _program(self, batch: object, training: bool) -> "ParallelModel":
         """The model whose program runs this batch: this one, or one for other shapes or for evaluation."""
         if isinstance(batch, LocalBatch):
-            one = self._others.get(batch.program) if batch.program else self
-            if one is None or (training and batch.program.startswith("evaluation")):
-                raise MismatchError(f"these pieces of a batch are for {batch.program}, which "
-                                    f"{'is no training' if one else 'this model has not run'}: give the global batch, "
-                                    "or make them by local_batch of this model, in the mode in which they are used")
-            return one
+            return self._of_pieces(batch, training)
         own = self.batches()[0]
         shapes = own.shapes(batch)
         if self._planner is None or (training and shapes == own.planned()):
@@ -185,9 +183,39 @@ class ParallelModel:
         if name not in self._others:
             if shapes == own.planned() or not self._is_known(batch, shapes):
                 own.local(batch)  # raises where it does not fit
-            with torch.enable_grad():
-                self._others[name] = self._other(self._planner, own.sample(batch), training, name)
+            self._add(name, own.sample(batch), training)
         return self._others[name]
+
+    def _add(self, name: str, batch: Sample, training: bool) -> None:
+        """Plans another program."""
+        assert self._planner is not None
+        with torch.enable_grad():
+            self._others[name] = self._other(self._planner, batch, training, name)
+
+    def _of_pieces(self, batch: LocalBatch, training: bool) -> "ParallelModel":
+        """The model whose program runs these pieces of a batch. Raises MismatchError where there is none."""
+        one, evaluates = self._others.get(batch.program) if batch.program else self, batch.program.startswith("eval")
+        if one is None or (training and evaluates):
+            raise MismatchError(f"these pieces of a batch are for {batch.program}, which "
+                                f"{'is no training' if one else 'this model has not run'}: give the global batch, "
+                                "or make them by local_batch of this model, in the mode in which they are used")
+        return one if training or evaluates else self._evaluates(one)
+
+    def _evaluates(self, one: "ParallelModel") -> "ParallelModel":
+        """The model that evaluates what `one` trains on. Raises MismatchError where any rank reads other pieces."""
+        own = one.batches()[0]
+        name = f"evaluation of {own.planned()}"
+        if name not in self._others:
+            self._add(name, own.whole(), False)
+        found = self._others[name]
+        if found not in self._reading:
+            mine, theirs = found.batches(), one.batches()
+            fits = len(mine) == len(theirs) and all(map(Batches.reads_pieces_of, mine, theirs))
+            self._reading[found] = all(gather_values(fits)) if dist.is_initialized() else fits
+        if not self._reading[found]:
+            raise MismatchError(f"these pieces of a batch were cut for training, and {name} reads other pieces: give "
+                                "the global batch, or make them by local_batch of this model after eval()")
+        return found
 
     def _is_known(self, batch: object, shapes: str) -> bool:
         """Whether these are planned shapes, or those of a sample, but for the number of rows."""

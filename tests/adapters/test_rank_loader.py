@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 import autoddl
-from autoddl.core.errors import InputError
+from autoddl.core.errors import InputError, MismatchError
 from autoddl.cost_models import parse_cluster
 
 ROWS, STEPS = 8, 5
@@ -98,6 +98,31 @@ def test_ranks_read_their_rows_and_train_as_one_process(name: str, options: dict
     assert {one[1] for one in found} <= ({27} if rows == (8, 8) else set(range(12, 27)))
     for losses, _, _ in found:
         assert losses == pytest.approx(whole, rel=1e-5)
+
+
+class Normed(Alone):
+    """A model that evaluation computes otherwise than training does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (3 if self.training else 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_pieces_cut_in_training_are_evaluated_after_eval_or_refused(parts: int) -> None:
+    made = autoddl.plan(Normed(), parse_cluster(PLACE % 1, "test"), workers=1, microbatches=(parts,))
+    model, x = autoddl.parallelize(Normed(), made), torch.randn(ROWS, 6)
+    given = [model.local_batch(x), model.batch_of_rows(x)]
+    trained = float(model(given[0]))
+    model.eval()
+    want = float(model(x))
+    assert trained == pytest.approx(3 * want) and float(model.step(given[0])) == pytest.approx(3 * want)
+    for one in given:
+        if parts == 1:
+            assert float(model(one)) == want
+            continue
+        with pytest.raises(MismatchError, match=r"cut for training, .*: give the global batch, or make them by local_"):
+            model(one)
+    assert float(model(model.local_batch(x))) == want
 
 
 def test_a_dataset_of_less_than_a_batch_is_refused(tmp_path: Path) -> None:
