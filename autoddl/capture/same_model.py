@@ -11,6 +11,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from autoddl.capture.sample import Sample, from_spec, named, parted
 from autoddl.core.errors import MismatchError
@@ -20,14 +21,12 @@ from autoddl.core.plan import Plan
 if TYPE_CHECKING:
     from autoddl.capture.capture import Captured
 
-__all__ = ["check_captured", "check_same_model"]
+__all__ = ["check_captured", "check_same_model", "shapes_of"]
 
 
 def check_same_model(plan: Plan, module: nn.Module, batch: Sample) -> None:
     """Raises MismatchError where parameters or inputs of `module` and a global batch are not those of the plan."""
-    said = _other_part(plan, module, parted(batch, plan.microbatches))
-    if said:
-        raise _error(plan, said)
+    _check_parts(plan, module, parted(batch, plan.microbatches))
 
 
 def check_captured(plan: Plan, module: nn.Module, captured: "Captured") -> None:
@@ -35,8 +34,9 @@ def check_captured(plan: Plan, module: nn.Module, captured: "Captured") -> None:
     found, made = captured.graph.fingerprint(), plan.fingerprints.get("model")
     if found == made:
         return
-    said = _other_part(plan, module, from_spec(captured.spec, "meta"))
-    if not said and "graph" in plan.source:
+    _check_parts(plan, module, from_spec(captured.spec, "meta"))
+    said = ""
+    if "graph" in plan.source:
         said = _other_op(graph_from_text(plan.source["graph"]), captured.graph)
     raise _error(plan, said or f"its graph is {found}, and {made} in the plan, with the same parameters, inputs and "
                                "kinds of operators. Where it goes through sets, set PYTHONHASHSEED=0 wherever it is "
@@ -44,19 +44,30 @@ def check_captured(plan: Plan, module: nn.Module, captured: "Captured") -> None:
 
 
 def _error(plan: Plan, said: str) -> MismatchError:
-    settings = ", ".join(f"{name}={value}" for name, value in plan.factory.get("arguments", {}).items())
-    whose = f", {plan.factory['name']}" + f" with {settings}" * bool(settings) if "name" in plan.factory else ""
     return MismatchError(f"the plan was made for another model than this one: {said}. A plan fits one architecture, "
-                         f"size, dtype, mode (train or eval) and batch shape: plan again, or give its model{whose}")
+                         "size, dtype, mode (train or eval) and batch shape: plan again, or give its "
+                         f"model{_whose(plan)}")
 
 
-def _other_part(plan: Plan, module: nn.Module, sample: Sample) -> str:
-    """The first parameter or input that differs; "" where none does. `sample` is one microbatch."""
+def _whose(plan: Plan) -> str:
+    """The factory of the plan, in words; "" where it has none."""
+    settings = ", ".join(f"{name}={value}" for name, value in plan.factory.get("arguments", {}).items())
+    return f", {plan.factory['name']}" + f" with {settings}" * bool(settings) if "name" in plan.factory else ""
+
+
+def _check_parts(plan: Plan, module: nn.Module, sample: Sample) -> None:
+    """Raises MismatchError where a parameter or an input differs. `sample` is one microbatch."""
     if "graph" not in plan.source:
-        return ""
-    known = graph_from_text(plan.source["graph"])
-    return _other_parameter(known, module) or _other_input(
-        *(_shapes(named(module.forward, one)) for one in (from_spec(plan.sample, "meta"), sample)))
+        return
+    said = _other_parameter(graph_from_text(plan.source["graph"]), module)
+    if said:
+        raise _error(plan, said)
+    said = _other_input(*(shapes_of(module, one) for one in (from_spec(plan.sample, "meta"), sample)))
+    if said:
+        made = f"{_whose(plan).replace(', ', ', as ', 1)} makes it" if _whose(plan) else ""
+        also = "".join(f", or for batches of {_said(one['sample'])}" for one in plan.source.get("samples", ()))
+        raise MismatchError(f"the plan is for other batches than this one: {said}{also}. Give such a "
+                            f"batch{made}, or plan for this one, alone or as one of --samples")
 
 
 def _other_parameter(known: Graph, module: nn.Module) -> str:
@@ -70,17 +81,27 @@ def _other_parameter(known: Graph, module: nn.Module) -> str:
     return next((f"the plan has no parameter {name}, which it has" for name in found if name not in planned), "")
 
 
-def _shapes(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """By name, what tensors there are, as text."""
-    return {name: f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}" for name, leaf in leaves.items()
-            if isinstance(leaf, Tensor)}
+def _said(spec: Mapping[str, Any]) -> str:
+    """The tensors of a described sample, as text."""
+    made = from_spec(spec, "meta")
+    leaves = pytree.tree_leaves((made.args, dict(made.kwargs)))
+    return " and ".join(_text(leaf) for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def shapes_of(module: nn.Module, sample: Sample) -> dict[str, str]:
+    """By name, the tensors of a call of `module`, as text."""
+    return {name: _text(leaf) for name, leaf in named(module.forward, sample).items() if isinstance(leaf, Tensor)}
+
+
+def _text(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
 
 
 def _other_input(planned: Mapping[str, str], found: Mapping[str, str]) -> str:
     for name in (*planned, *found):
         one, other = planned.get(name, "not there"), found.get(name, "not there")
         if one != other:
-            return f"its input {name} is {other} in a microbatch, and {one} in the plan"
+            return f"input {name} is {other} in a microbatch, and {one} in the plan"
     return ""
 
 

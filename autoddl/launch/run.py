@@ -19,6 +19,7 @@ from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
 from autoddl.launch.machine import check_memory, most_ranks, over_gloo
+from autoddl.launch.programs import batch_of, plan_of_batch
 from autoddl.launch.temporary import temporary_folder
 from autoddl.runtime.checkpoints.checkpoint_series import check_series
 from autoddl.runtime.switches.offered import offered_switches
@@ -69,7 +70,8 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     """Trains `steps` steps with AdamW and returns the result; None on ranks other than the first.
 
     `record` is a file for every message of every rank, `save` a folder for a checkpoint. With `elastic` and
-    `checkpoints` training goes on by a plan for fewer ranks where some are lost. Ranks that torchrun starts run the
+    `checkpoints` training goes on by a plan for fewer ranks where some are lost. Where the factory's batch is a further
+    sample of the plan, the program for it is run. Ranks that torchrun starts run the
     plan of their number. `timeout` is the seconds that a rank waits for others. Raises MismatchError where `cluster` is
     not the plan's or the factory's model is not, and the error of a rank that fails."""
     if cluster is not None:
@@ -78,6 +80,15 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
         if is_rank() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")):
             checkpoints = replace(checkpoints, resume=True)
         check_series(checkpoints.folder, checkpoints.resume)
+    program, said = (plan, "") if elastic else plan_of_batch(plan, factory)
+    if said:
+        with temporary_folder("program") as folder:
+            path = folder / "plan.json" if record is None or is_rank() else record.with_suffix(".plan.json")
+            program.save(path)
+            ran = run(path, program, factory, steps=steps, lr=lr, save=save, record=record,
+                      checkpoints=checkpoints, timeout=timeout, progress=progress)
+        # of a record there is a plan beside it, with which compare-run compares
+        return ran and replace(ran, note="; ".join(filter(None, (said + f", {path}" * path.exists(), ran.note))))
     if not is_rank():
         _check_model(plan, factory)
     job = {"task": "train", "factory": factory.to_json(), "steps": steps, "lr": lr, "timeout": timeout,
@@ -114,10 +125,8 @@ def _check_cluster(plan: Plan, path: Path) -> None:
 def _check_model(plan: Plan, factory: Factory) -> None:
     """Raises MismatchError where the factory's model is not the plan's, before ranks start, which check it whole."""
     from autoddl.capture.same_model import check_same_model
-    from autoddl.capture.sample import as_sample, sample_for
 
-    model, batch, _ = factory.shaped()
-    check_same_model(plan, model, as_sample(batch) if batch is not None else sample_for(model))
+    check_same_model(plan, *batch_of(factory))
 
 
 def _job_of(job: dict[str, Any], file: PlanFile) -> dict[str, Any]:

@@ -42,6 +42,7 @@ from autoddl.core.precision import Precision
 from autoddl.core.processes import free_bytes
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.launch import launch, python_module
+from autoddl.launch.programs import plan_of_batch
 from autoddl.launch.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
            progress: Progress | None = None) -> Verification:
     """Runs a plan on local ranks and returns how far it is from one process.
 
-    The model and batch are those of `factory`. After `timeout` seconds the ranks are ended. As each part of the work
+    The model and batch are those of `factory`. A batch that is a further sample of the plan has a program of its own,
+    which is verified. After `timeout` seconds the ranks are ended. As each part of the work
     begins, `progress(name, parts done, parts)` is called.
 
     Raises InputError where the plan needs more than `max_ranks`, MismatchError where it was made for another model, and
@@ -119,7 +121,9 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     """
     tell = progress or (lambda what, done, total: None)
     tell("one process", 0, 2)
+    plan, said = plan_of_batch(plan, factory)
     small, note = shrink_plan(plan, max_ranks)
+    note = "; ".join(filter(None, (said, note)))
     small = _seated(small)
     if "graph" in plan.source:  # before a model is made that does not fit
         tensors = graph_from_text(plan.source["graph"]).tensors

@@ -265,7 +265,7 @@ def test_another_number_of_processes_than_the_plans(folder: Path, monkeypatch: p
     ("width=8", r"its parameter tokens.weight has the shape \[64, 8\], and \[64, 16\] in.*, tiny with layers=2"),
     ("layers=3", r"the plan has no parameter blocks.2.norm.weight, which it has"),
     ("layers=1", r"it has no parameter blocks.1.norm.weight, which the plan has"),
-    ("batch=4", r"its input ids is int64\[4, 6\] in a microbatch, and int64\[8, 6\] in the plan")])
+    ("batch=4", r"input ids is int64\[4, 6\] in a microbatch, and int64\[8, 6\] in the plan")])
 def test_a_plan_for_another_model_is_told_before_ranks_start(
         folder: Path, tmp_path: Path, words: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = autoddl.load_plan(folder / "plan-2.json")
