@@ -107,7 +107,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     """The plan of a pipeline; `plans` are those of its stages where they are known already.
 
     Its bound is that of no other pipeline: the caller knows more. Raises InputError where the graph or the cluster
-    cannot be cut so, and Infeasible where a stage has no plan, or those of a rank are above the budget together.
+    cannot be cut so. Raises Infeasible where a stage has no plan, or those of a rank are above the budget together.
     """
     staged = replace(staged, compress=task.options.compress)
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
