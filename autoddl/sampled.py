@@ -9,7 +9,7 @@ Each has to fit the budget of the plan. What each takes is kept in the plan's `s
 The search itself is given as `find`, which is that of plans without stages (`api.plan_without_stages`).
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from math import prod
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.capture import Captured, capture
-from autoddl.capture.sample import Sample, as_sample, describe, parted, sample_for
+from autoddl.capture.sample import Sample, as_sample, describe, from_spec, named, parted, sample_for
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan
@@ -49,6 +49,11 @@ def _tensors(sample: Sample) -> list[Tensor]:
 def with_samples(plan: Plan, module: nn.Module, batches: Sequence[Sample], find: Find) -> Plan:
     """The plan, which says what a program of each other batch takes. Raises InputError where one does not fit."""
     rows, precision = [], Precision.parse(plan.precision)
+    own = _inputs(module, from_spec(plan.sample, "meta"))
+    for batch in batches:
+        if (given := _inputs(module, batch)) != own:
+            raise InputError(f"a sample has the inputs {_said(given)}, and the largest {_said(own)}: samples differ in "
+                             "sizes alone. Give each the same tensors and plain values, or make a plan of its own")
     for batch in batches:
         try:
             other = variant(plan, module, batch, capturing(module, batch, precision), variant_options(plan), find)
@@ -60,6 +65,17 @@ def with_samples(plan: Plan, module: nn.Module, batches: Sequence[Sample], find:
         rows.append({"sample": describe(batch), "seconds": other.predicted.seconds,
                      "peak_bytes": other.predicted.peak_bytes + residual_bytes(plan)})
     return replace(plan, source={**plan.source, "samples": rows})
+
+
+def _inputs(module: nn.Module, batch: Sample) -> dict[str, str]:
+    """By name, the number of dims of every tensor of a batch, and every plain value."""
+    return {name: f"{leaf.dim()} dims" if isinstance(leaf, Tensor) else
+            repr(leaf) if isinstance(leaf, bool | int | float | str) else type(leaf).__name__
+            for name, leaf in named(module.forward, batch).items() if leaf is not None}
+
+
+def _said(inputs: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} ({what})" for name, what in inputs.items())
 
 
 def capturing(module: nn.Module, batch: Sample, precision: Precision) -> Callable[[int], Captured]:

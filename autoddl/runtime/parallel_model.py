@@ -151,7 +151,7 @@ class ParallelModel:
 
     def expect(self, batch: object) -> None:
         """From now on, batches of the shapes of this one are planned when they first come; nothing is planned now."""
-        self._sampled.add(self.batches()[0].shapes(batch))
+        self._sampled.update({self.batches()[0].shapes(batch)} - {""})
 
     def prepare(self, batch: object) -> "ParallelModel":
         """Plans the program that trains on batches of the shapes of this one; every rank calls it.

@@ -175,6 +175,28 @@ def test_sums_with_momentum_train_on_no_other_shapes() -> None:
     assert evaluation.predicted.seconds > 0
 
 
+class Weighed(nn.Module):
+    """A model with an input that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, w: Tensor | None = None) -> Tensor:
+        y = self.linear(x)
+        loss: Tensor = (y if w is None else y * w).square().mean()
+        return loss
+
+
+def test_samples_of_other_inputs_are_refused_and_not_expected() -> None:
+    x, w = torch.zeros(8, 6, 4), torch.zeros(8, 3, 1)
+    with pytest.raises(InputError, match=r"has the inputs x \(3 dims\), w \(3 dims\), and the largest x \(3 dims\): "):
+        plan(Weighed(), cluster_of("a=1"), x, samples=[(x[:, :3], w)], workers=1)
+    parallel = parallelize(Weighed(), plan(Weighed(), cluster_of("a=1"), (x, x[..., :1]), workers=1))
+    parallel.expect(x[:, :3])
+    assert not parallel._sampled
+
+
 def rows_of(number: int) -> Tensor:
     return torch.linspace(-1, 1, 8 * number, dtype=torch.float64).view(number, 8)
 
