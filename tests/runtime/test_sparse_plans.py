@@ -1,6 +1,7 @@
 """Plans whose gradients add up sparse run on ranks: what they send and keep is the whole gradient, and ranks agree."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,10 +16,12 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, as_sample, parted
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
+from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import parse_cluster
 from autoddl.launch.check import mismatches
 from autoddl.planner.options import PlanOptions
-from autoddl.runtime.checkpoints import checkpoint
+from autoddl.runtime.checkpoints import checkpoint, residual_state
+from autoddl.runtime.collectives.sparse_sum import SparseSum
 from autoddl.runtime.guards import guard_optimizers
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
@@ -172,6 +175,17 @@ def _saved_and_resumed(plan: Plan, other: Plan, folder: str) -> dict[str, object
     falls = [sent.renewed and not sent.whole for sent in two.recorder.sparse]
     return {"same": same, "equal": equal, "losses": losses[0] == losses[1], "lost": max(lost), "both": len(lost),
             "falls": bool(falls) and all(falls)}
+
+
+@pytest.mark.parametrize(("bounds", "fits"), [([2, 4, 9], True), ([2, 4, 11], False), ([2, 4], False), ([], False)])
+def test_thresholds_of_another_bucket_are_computed_again(bounds: list[int], fits: bool,
+                                                         monkeypatch: pytest.MonkeyPatch) -> None:
+    state = SparseSum(SparseRule.parse("0.1"), 4, 0, torch.zeros(10))
+    piece = residual_state._Piece("residuals.p.0.0.w", "w", {"values": state.residual}, ((0, 10),), True)
+    monkeypatch.setattr(residual_state, "_sums", lambda parallel: [residual_state._Sum(state, (piece,), True)])
+    read = {f"{piece.key}.values": torch.ones(10), f"{piece.key}.thresholds": torch.tensor([1.0, 2.0, 5.0, *bounds])}
+    residual_state.restore_residuals(Mock(), read)
+    assert state.bounds == (bounds if fits else []) and state.steps == 5 and bool(state.residual.all())
 
 
 @pytest.mark.ranks

@@ -7,7 +7,8 @@
 
 PLAN is the plan's fingerprint. Under the same plan every rank gets back what it had, to the bit. Under another one the
 first rank of each sum gets the sum of all pieces that count. Of ranks with the same piece the first counts. Steps
-count on, so that a warm-up goes on; thresholds are computed in the next step that needs them. A plan without sparse
+count on, so that a warm-up goes on; thresholds are computed in the next step that needs them. So are those of another
+bucket, which a former version has saved: their bounds do not fit. A plan without sparse
 sums leaves residuals where they are.
 """
 
@@ -123,7 +124,9 @@ def restore_residuals(model: "ParallelModel", read: Mapping[str, Tensor]) -> Non
                 for what, values in piece.kept.items():
                     values.copy_(read[f"{piece.key}.{what}"])
             state.own, state.common, steps, *bounds = read[key].tolist()
-            state.steps, state.bounds = int(steps), [int(bound) for bound in bounds]
+            whole = [*bounds, state.residual.numel()]
+            fits = len(whole) == state.ranks and whole == sorted(whole)
+            state.steps, state.bounds = int(steps), [int(bound) for bound in bounds] if fits else []
             continue
         state.residual.zero_()
         state.velocity.zero_()
