@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
     from autoddl.capture.sample import Sample
 
-__all__ = ["batch_of", "plan_of_batch"]
+__all__ = ["factory_batch", "plan_of_batch"]
 
 
-def batch_of(factory: Factory) -> "tuple[nn.Module, Sample]":
+def factory_batch(factory: Factory) -> "tuple[nn.Module, Sample]":
     """The factory's model, whose parameters take no memory where that can be, and its batch."""
     from autoddl.capture.sample import as_sample, sample_for
 
@@ -38,7 +38,7 @@ def plan_of_batch(plan: Plan, factory: Factory) -> tuple[Plan, str]:
     from autoddl.capture.sample import from_spec
     from autoddl.sampled import capturing, variant, variant_options
 
-    model, batch = batch_of(factory)
+    model, batch = factory_batch(factory)
     given = shapes_of(model, batch)
     known = [shapes_of(model, from_spec(one["sample"], "meta")) for one in plan.source["samples"]]
     own = shapes_of(model, from_spec(plan.sample, "meta")) if plan.microbatches == 1 else None

@@ -19,7 +19,7 @@ from autoddl.explain.switch_facts import not_offered
 from autoddl.launch.elastic import Elastic, PlanFile
 from autoddl.launch.launch import RanksLost, launch, python_module
 from autoddl.launch.machine import check_memory, most_ranks, over_gloo
-from autoddl.launch.programs import batch_of, plan_of_batch
+from autoddl.launch.programs import factory_batch, plan_of_batch
 from autoddl.launch.temporary import temporary_folder
 from autoddl.runtime.checkpoints.checkpoint_series import check_series
 from autoddl.runtime.switches.offered import offered_switches
@@ -126,7 +126,7 @@ def _check_model(plan: Plan, factory: Factory) -> None:
     """Raises MismatchError where the factory's model is not the plan's, before ranks start, which check it whole."""
     from autoddl.capture.same_model import check_same_model
 
-    check_same_model(plan, *batch_of(factory))
+    check_same_model(plan, *factory_batch(factory))
 
 
 def _job_of(job: dict[str, Any], file: PlanFile) -> dict[str, Any]:

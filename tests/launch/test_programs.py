@@ -12,7 +12,7 @@ from autoddl.capture.same_model import check_same_model
 from autoddl.capture.sample import as_sample
 from autoddl.core.errors import MismatchError
 from autoddl.core.plan import Plan
-from autoddl.launch.programs import batch_of, plan_of_batch
+from autoddl.launch.programs import factory_batch, plan_of_batch
 from autoddl.launch.run import run
 from autoddl.launch.verify import verify
 
@@ -49,7 +49,7 @@ def test_a_batch_of_a_further_sample_has_the_plan_of_its_program_and_other_shape
     assert program.sample["args"][0]["tensor"] == [8, 3, 4] and "x float32[8, 3, 4], is a further sample" in note
     assert program.predicted.seconds == made.source["samples"][0]["seconds"]
     assert plan_of_batch(made, Factory(str(file), "model", {"length": 6})) == (made, "")
-    model, batch = batch_of(Factory(str(file), "model", {"length": 5}))
+    model, batch = factory_batch(Factory(str(file), "model", {"length": 5}))
     with pytest.raises(MismatchError, match=r"for other batches than this one: input x is float32\[8, 5, 4\] .*float32"
                                             r"\[8, 6, 4\] in the plan, or for batches of float32\[8, 3, 4\]. Give"):
         check_same_model(made, model, as_sample(batch))
