@@ -258,21 +258,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         flops = 2.0 * _real_products(op, graph) * prod(dims)
         forward = KernelWork(flops, moved, kind, dims, name=f"{kind} batched" if dims[0] > 1 else kind)
         return (forward,), _transposed(op, graph, read, first, forward, needs) if flows else ()
-    if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
-        blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
-        forward = KernelWork(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
-    elif name == "autoddl.embedding_bag":
-        rows = float(prod(inputs[1]) * inputs[0][1] * graph.tensors[op.inputs[0]].itemsize)
-        forward = KernelWork(0.0, rows + sum(read[1:]) + written, name=kind_of(name))
-    elif name == "autoddl.token_loss":
-        # the logarithms of the probabilities are written
-        forward = KernelWork(0.0, moved + read[0], name=kind_of(name))
-    elif name in _ATTENTION:
-        forward = attention_work(op, graph, inputs, moved)
-    elif flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
-        forward = _as_product(_real_products(op, graph) * flops, moved, outputs[0])
-    else:
-        forward = KernelWork(0.0, moved + beside, name=kind_of(name))
+    forward = _forward(op, graph, inputs, outputs, read, written, beside)
     if not flows:
         return (forward,), ()
     kept = sum(nbytes for k, nbytes in enumerate(read)
@@ -286,6 +272,25 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         return (forward,), (_as_product(2 * forward.flops, nbytes, outputs[0]),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere
     return (forward,), (KernelWork(0.0, nbytes, name=after),)
+
+
+def _forward(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, read: Sequence[float], written: float, beside: float
+             ) -> KernelWork:
+    """The kernel of an op that is no product of two factors, of bytes that it reads, writes, and keeps in a mask."""
+    name, moved = base(op), sum(read) + written
+    if name in ("aten.embedding", "aten.index", "aten.gather", "aten.index_select"):
+        blocks = " blocks" if _together(op, name, inputs[0]) >= BLOCK else ""
+        return KernelWork(0.0, 2 * written, name=f"{kind_of(name)}{blocks}")
+    if name == "autoddl.embedding_bag":
+        rows = float(prod(inputs[1]) * inputs[0][1] * graph.tensors[op.inputs[0]].itemsize)
+        return KernelWork(0.0, rows + sum(read[1:]) + written, name=kind_of(name))
+    if name == "autoddl.token_loss":  # the logarithms of the probabilities are written
+        return KernelWork(0.0, moved + read[0], name=kind_of(name))
+    if name in _ATTENTION:
+        return attention_work(op, graph, inputs, moved)
+    if flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
+        return _as_product(_real_products(op, graph) * flops, moved, outputs[0])
+    return KernelWork(0.0, moved + beside, name=kind_of(name))
 
 
 def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: bool

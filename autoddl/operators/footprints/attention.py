@@ -2,15 +2,16 @@
 
 from math import prod
 
-from autoddl.operators.flexible import FLEXIBLE, SCORES
+from autoddl.operators.flexible import SCORES
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.nn import flat
+from autoddl.operators.ring import trades_halves
 from autoddl.operators.work import base
 
 __all__ = ["dropped_attention", "flash", "flexible", "plain_attention", "written_out"]
 
 
-def halves(call: LocalOp) -> Footprint:
+def _halves(call: LocalOp) -> Footprint:
     """Footprint of causal attention whose queries are two chunks, over all keys (`operators.ring`).
 
     It keeps the traded queries, keys, values, the traded output, and each query's log-sum-exp. Meanwhile there is the
@@ -81,7 +82,7 @@ def flash(call: LocalOp) -> Footprint:
     rows = prod(q.shape[:-1])
     mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
     if call.sends:
-        return halves(call) if _has_all_keys(call) else ring(call)
+        return _halves(call) if _has_all_keys(call) else ring(call)
     if written_out(call):
         return plain_attention(call)
     numbers, saves = mask, tuple(range(len(call.inputs)))
@@ -120,7 +121,7 @@ def _flexible_split(call: LocalOp, before: float, back: float) -> Footprint:
         return Footprint((1, 2, *read), (), extra=sums + out * wide, copies=((0, float(q.nbytes)),),
                          before=before + q.nbytes + out * (wide + q.itemsize) + sums + seen, back=back + traded)
     merging, passing = sums + 2.0 * out * wide, pair + (prod(k.shape) + prod(v.shape)) * wide
-    if not dict(call.op.args).get("mask"):
+    if not trades_halves(call.op):
         return Footprint((0, 1, 2, *read), (0,), extra=sums, before=before + merging + 2.0 * pair + seen,
                          back=back + pair + passing)
     own = [float(x.nbytes) for x in (q, k, v)]
@@ -130,15 +131,13 @@ def _flexible_split(call: LocalOp, before: float, back: float) -> Footprint:
 
 def _has_all_keys(call: LocalOp) -> bool:
     """Whether ranks trade halves of queries alone: halves of both are equally long."""
-    word = "mask" if base(call.op) == FLEXIBLE else "is_causal"
-    return bool(dict(call.op.args).get(word)) and call.inputs[0].shape[-2] != call.inputs[1].shape[-2]
+    return trades_halves(call.op) and call.inputs[0].shape[-2] != call.inputs[1].shape[-2]
 
 
 def _scores(call: LocalOp) -> float:
     """Bytes of the scores of a block of FlexAttention; a block lies in one half."""
     q, k = call.inputs[:2]
-    halves = 1 + (call.sends and bool(dict(call.op.args).get("mask")))
-    rows = prod(q.shape[:-1]) // halves
+    rows = prod(q.shape[:-1]) // (2 if call.sends and trades_halves(call.op) else 1)
     return float(min(rows * k.shape[-2], max(SCORES, prod(q.shape[:-2]) * k.shape[-2])) * max(4, q.itemsize))
 
 

@@ -14,8 +14,7 @@ from autoddl.operators.work import base
 
 __all__ = ["around", "batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
            "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "interpolation_footprint",
-           "linear_footprint",
-           "norm_footprint", "product_footprint", "token_loss_footprint"]
+           "linear_footprint", "norm_footprint", "product_footprint", "token_loss_footprint"]
 
 
 def embedding_footprint(call: LocalOp) -> Footprint:

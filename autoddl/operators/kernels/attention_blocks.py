@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Gradients", "Heads", "block_backward", "block_forward"]
+__all__ = ["Gradients", "Heads", "block_backward", "block_forward", "grouped", "shares_of", "sum_dtype"]
 
 _CPU, _CUDA = (getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{which}") for which in ("_for_cpu", ""))
 _CPU_BACK, _CUDA_BACK = (getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{which}_backward")
@@ -81,7 +81,7 @@ def _blind(mask: Tensor) -> Tensor:
 
 def _scores(heads: Heads, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     """s above, in float32 at least, [batch, heads of k, heads of q for each, n, m]."""
-    scores = torch.einsum("bgrnd,bgmd->bgrnm", _grouped(q, k), _wide(k)) * heads.scale
+    scores = torch.einsum("bgrnd,bgmd->bgrnm", grouped(q, k.shape[1]), _wide(k)) * heads.scale
     if mask is not None:
         scores = scores + _as_scores(_wide(mask), scores)
     if causal:
@@ -94,16 +94,16 @@ def _written_forward(heads: Heads, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
                      ) -> tuple[Tensor, Tensor]:
     scores = _scores(heads, q, k, mask, causal)
     sums = scores.logsumexp(-1)
-    out = torch.einsum("bgrnm,bgmd->bgrnd", _shares(scores, sums), _wide(v))
+    out = torch.einsum("bgrnm,bgmd->bgrnd", shares_of(scores, sums), _wide(v))
     return out.flatten(1, 2).to(q.dtype), sums.flatten(1, 2)
 
 
 def _written_backward(heads: Heads, upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
                       mask: Tensor | None, causal: bool) -> Gradients:
-    wide, given = _grouped(q, k), _grouped(upstream, k)
-    shares = _shares(_scores(heads, q, k, mask, causal), sums.view(wide.shape[:-1]))
+    wide, given = grouped(q, k.shape[1]), grouped(upstream, k.shape[1])
+    shares = shares_of(_scores(heads, q, k, mask, causal), sums.view(wide.shape[:-1]))
     of_v = torch.einsum("bgrnm,bgrnd->bgmd", shares, given)
-    dots = (given * _grouped(out, k)).sum(-1, keepdim=True)
+    dots = (given * grouped(out, k.shape[1])).sum(-1, keepdim=True)
     of_scores = shares * (torch.einsum("bgrnd,bgmd->bgrnm", given, _wide(v)) - dots)
     of_mask = _summed_to(of_scores.flatten(1, 2), mask) if heads.of_mask and mask is not None else None
     of_q = torch.einsum("bgrnm,bgmd->bgrnd", of_scores, _wide(k)) * heads.scale
@@ -111,19 +111,24 @@ def _written_backward(heads: Heads, upstream: Tensor, q: Tensor, k: Tensor, v: T
     return Gradients(of_q.flatten(1, 2), of_k, of_v, of_mask)
 
 
-def _shares(scores: Tensor, sums: Tensor) -> Tensor:
+def shares_of(scores: Tensor, sums: Tensor) -> Tensor:
     """p above; 0 for a query that sees no key."""
     found = (scores - sums.unsqueeze(-1)).exp()
     return found.masked_fill(sums.unsqueeze(-1) == float("-inf"), 0.0)
 
 
+def sum_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which blocks add up: that of x, float32 at least."""
+    return torch.float32 if x.dtype in _HALF else x.dtype
+
+
 def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in _HALF else x
+    return x.to(sum_dtype(x))
 
 
-def _grouped(x: Tensor, k: Tensor) -> Tensor:
-    """Heads in groups, of which each has one head of keys."""
-    found: Tensor = _wide(x).unflatten(1, (k.shape[1], x.shape[1] // k.shape[1]))
+def grouped(x: Tensor, heads: int) -> Tensor:
+    """[batch, heads, n, d] as [batch, heads of keys, heads of queries for each, n, d], in the dtype of sums."""
+    found: Tensor = _wide(x).unflatten(1, (heads, x.shape[1] // heads))
     return found
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from autoddl.core.errors import InputError
 from autoddl.operators.flexible import SCORES, elementwise_text, parsed_text
+from autoddl.operators.kernels.attention_blocks import grouped, shares_of, sum_dtype
 from autoddl.operators.kernels.grouped import is_traced
 
 __all__ = ["Elements", "Grid", "Places", "attended", "flexible_attention", "gradients", "value_of_text"]
@@ -42,7 +43,7 @@ def flexible_attention(part: Elements, q: Tensor, k: Tensor, v: Tensor, read: Se
                        ) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of queries [batch, heads, n, d] over keys [batch, fewer heads, m, d]."""
     if is_traced(q):
-        return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=_wide(q))
+        return q.new_empty(*q.shape[:-1], v.shape[-1]), q.new_empty(q.shape[:-1], dtype=sum_dtype(q))
     found: tuple[Tensor, Tensor] = _Flexible.apply(part, q, k, v, *read)  # type: ignore[no-untyped-call]
     return found
 
@@ -84,16 +85,6 @@ def _called(name: str, values: list[Any], named: dict[str, Any], floating: torch
         return values[0].to(dtypes[name])
     call: Callable[..., Any] = getattr(torch.ops.aten, name)
     return call(*values, **named)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-
-
-def _grouped(x: Tensor, heads: int) -> Tensor:
-    """[batch, heads, n, d] as [batch, heads of keys, heads of queries for each, n, d], in float32 at least."""
-    found: Tensor = x.to(_wide(x)).unflatten(1, (heads, x.shape[1] // heads))
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,13 +159,13 @@ def _ends(seen: Tensor, keys: int) -> slice:
 
 def attended(grid: Grid, q: Tensor, k: Tensor, v: Tensor, read: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """(output, log-sum-exp) of queries over the keys of a grid, in float32 at least."""
-    wide, keys, values = (_grouped(x, k.shape[1]) for x in (q, k, v))
+    wide, keys, values = (grouped(x, k.shape[1]) for x in (q, k, v))
     out = wide.new_zeros(*wide.shape[:-1], v.shape[-1])
     sums = wide.new_full(wide.shape[:-1], float("-inf"))
     for rows, columns in grid.blocks(read):
         scores = grid.scores(wide[..., rows, :], keys[..., columns, :], read, rows, columns)
         sums[..., rows] = scores.logsumexp(-1)
-        out[..., rows, :] = _shares(scores, sums[..., rows]) @ values[..., columns, :]
+        out[..., rows, :] = shares_of(scores, sums[..., rows]) @ values[..., columns, :]
     return out.flatten(1, 2), sums.flatten(1, 2)
 
 
@@ -184,7 +175,7 @@ def gradients(grid: Grid, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v:
 
     `upstream` is the gradient of the output, and that of its log-sum-exp if there is one. Those of what is read are
     added to `of_read`, where it has a tensor."""
-    wide, keys, values, given, all_out = (_grouped(x, k.shape[1]) for x in (q, k, v, upstream[0], out))
+    wide, keys, values, given, all_out = (grouped(x, k.shape[1]) for x in (q, k, v, upstream[0], out))
     totals, all_sums = [torch.zeros_like(x) for x in (wide, keys, values)], sums.view(wide.shape[:-1])
     trained = [i for i, total in enumerate(of_read) if total is not None]
     level = -(given * all_out).sum(-1) + sum(x.view(all_sums.shape) for x in upstream[1:])
@@ -193,7 +184,7 @@ def gradients(grid: Grid, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v:
         those = [x.detach().requires_grad_(i in trained) for i, x in enumerate(read)]
         with torch.enable_grad():
             scores = grid.scores(*leaves, those, rows, columns)
-        shares, part = _shares(scores.detach(), all_sums[..., rows]), given[..., rows, :]
+        shares, part = shares_of(scores.detach(), all_sums[..., rows]), given[..., rows, :]
         of_scores = shares * (part @ values[..., columns, :].transpose(-2, -1) + level[..., rows, None])
         found = torch.autograd.grad(scores, [*leaves, *(those[i] for i in trained)], of_scores, allow_unused=True)
         totals[0][..., rows, :] += found[0]
@@ -228,9 +219,3 @@ def _numbers(firsts: Sequence[int], x: Tensor) -> Tensor:
     """The numbers of a sequence [.., sequence, size] in parts of equal length, which begin at `firsts`."""
     part = torch.arange(x.shape[-2] // len(firsts), device=x.device)
     return torch.cat([part + first for first in firsts])
-
-
-def _shares(scores: Tensor, sums: Tensor) -> Tensor:
-    """p above; 0 for a query that sees no key."""
-    found = (scores - sums.unsqueeze(-1)).exp()
-    return found.masked_fill(sums.unsqueeze(-1) == float("-inf"), 0.0)

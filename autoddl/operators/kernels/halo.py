@@ -37,17 +37,15 @@ def with_halo(kernel: Kernel) -> Kernel:
         first = next(iter(values))
         padding = "valid" if isinstance(values.get("padding"), str) else [0] * len(halo.windows)
         fill = float("-inf") if site.op.target.startswith("aten.max") else 0.0
+
         def on_piece(x: Tensor, **others: Any) -> Any:
             return fn(**{first: halo.around(x, fill)}, **others)
 
         def transposed_piece(x: Tensor, bias: Tensor | None, **others: Any) -> Tensor:
             return halo.piece_of(fn(**{first: halo.around(x, fill), "bias": None}, **others), bias)
 
-        def interpolated_piece(x: Tensor) -> Tensor:
-            return halo.interpolated(x)
-
         if site.op.target in INTERPOLATED:
-            return interpolated_piece, (values.pop(first),), {}
+            return halo.interpolated, (values.pop(first),), {}
         if is_transposed(site.op):
             return (transposed_piece, (values.pop(first), values.pop("bias", None)),
                     values | {"padding": padding, "output_padding": padding})

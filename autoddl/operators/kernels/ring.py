@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autoddl.operators.kernels.attention_blocks import Gradients, Heads, block_backward, block_forward
+from autoddl.operators.kernels.attention_blocks import Gradients, Heads, block_backward, block_forward, sum_dtype
 from autoddl.operators.kernels.grouped import is_traced
 from autoddl.operators.kernels.halves import Ranks, traded, traded_back
 from autoddl.operators.kernels.site import Site
@@ -176,7 +176,7 @@ def _forward(turns: Turns, blocks: Blocks, q: Tensor, k: Tensor, v: Tensor, read
 
 def _merged(total: Pair | None, found: Pair, rows: slice) -> Pair:
     """Output and log-sum-exp of the keys so far with those of a block, whose queries are `rows`."""
-    out, sums = found[0].to(_sum_dtype(found[0])), found[1].to(_sum_dtype(found[0]))
+    out, sums = found[0].to(sum_dtype(found[0])), found[1].to(sum_dtype(found[0]))
     if total is None:
         return out, sums
     old_out, old_sums = total[0][..., rows, :], total[1][..., rows]
@@ -189,7 +189,7 @@ def _merged(total: Pair | None, found: Pair, rows: slice) -> Pair:
 def _backward(turns: Turns, blocks: Blocks, upstream: tuple[Tensor, ...], q: Tensor, k: Tensor, v: Tensor, out: Tensor,
               sums: Tensor, read: Read, of_read: list[Optional]) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of the queries here, and of the keys and values here, which come home with a last hop."""
-    wide, message, last = _sum_dtype(q), _joined(k, v), turns.ranks.count - 1
+    wide, message, last = sum_dtype(q), _joined(k, v), turns.ranks.count - 1
     of_q, returning = torch.zeros_like(q, dtype=wide), None
     for turn in range(last + 1):
         arriving = turns.shift(message, KEYS) if turn < last else None
@@ -213,7 +213,7 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, heads: Heads, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out, half = q.new_empty(*q.shape[:-1], v.shape[-1]), q.shape[-2] // 2
-        sums = q.new_empty(q.shape[:-1], dtype=_sum_dtype(q))
+        sums = q.new_empty(q.shape[:-1], dtype=sum_dtype(q))
         for rows, chunk in _chunks(ranks, half):
             merged = None
             for columns, causal in _met(chunk, half):
@@ -228,7 +228,7 @@ class _Halves(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         q, k, v, out, sums = ctx.saved_tensors
-        totals, half = [torch.zeros_like(x, dtype=_sum_dtype(x)) for x in (q, k, v)], q.shape[-2] // 2
+        totals, half = [torch.zeros_like(x, dtype=sum_dtype(x)) for x in (q, k, v)], q.shape[-2] // 2
         for rows, chunk in _chunks(ctx.ranks, half):
             for columns, causal in _met(chunk, half):
                 found = block_backward(ctx.heads, upstream[0][..., rows, :], q[..., rows, :], k[..., columns, :],
@@ -265,7 +265,3 @@ def _apart(message: Tensor, k: Tensor, v: Tensor) -> Pair:
     """Keys and values of a message, shaped as k and v."""
     first = prod(k.shape)
     return message[:first].view(k.shape), message[first:].view(v.shape)
-
-
-def _sum_dtype(x: Tensor) -> torch.dtype:
-    return torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype

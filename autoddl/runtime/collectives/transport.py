@@ -124,6 +124,7 @@ class Transport:
         self._serials[group.group_name] += 1
         run = partial(action, lambda given, expected: swap(group, next(tags), self._timeout, given, expected))
         return self._later(run) if asynchronous else run()
+
     def algorithm(self, kind: str, extents: Group, nbytes: int) -> str:
         """The name of the algorithm by which the cost model sends a full buffer of `nbytes`; "" without a cluster."""
         return str(collective(self._cluster, kind, extents, float(nbytes)).algorithm) if self._cluster else ""
