@@ -142,6 +142,26 @@ def test_a_plan_for_samples_is_that_of_the_largest_and_the_others_fit_its_budget
         plan(Series().double(), place, batch(4), samples=[batch(6)], stages=(2,), microbatches=(2,), workers=1)
 
 
+class Pairs(nn.Module):
+    """All pairs of the positions of a series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return (y @ y.transpose(1, 2)).tanh().square().mean()
+
+
+def test_a_batch_of_fewer_numbers_that_takes_more_bytes_than_the_budget_is_refused() -> None:
+    place, largest, long = cluster_of("a=1"), torch.randn(64, 4, 4), torch.randn(1, 200, 4)
+    budget = 1.2 * plan(Pairs(), place, largest, workers=1).predicted.peak_bytes
+    assert plan(Pairs(), place, largest, samples=[largest[:32]], budget=budget, workers=1).predicted.peak_bytes < budget
+    with pytest.raises(InputError, match=r"a batch of \[1, 200, 4\] has no plan that stores .* larger budget"):
+        plan(Pairs(), place, largest, samples=[long], budget=budget, workers=1)
+
+
 def test_what_a_plan_was_made_for_is_planned_when_it_first_comes() -> None:
     made = plan(Series().double(), cluster_of("a=1"), batch(6), samples=[batch(4)], workers=1)
     parallel = parallelize(Series().double(), made)
