@@ -150,7 +150,7 @@ class Pairs(nn.Module):
         self.layer = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.layer(x)
+        y: Tensor = self.layer(x)
         return (y @ y.transpose(1, 2)).tanh().square().mean()
 
 
