@@ -167,7 +167,8 @@ def find_curve(text: str, name: str, dtype: str) -> Curve | None:
 
 
 def _known(known: Mapping[tuple[str, str], Curve], name: str) -> str:
-    """The curve's name; in files from before `blocks` were timed, the kernel's name by rows."""
+    """The curve's name: that of other products for recurrent ones; by rows where no `blocks` were timed yet."""
+    name = name.replace(" recurrent", "")
     rows = name.replace(" blocks", "")
     return name if any(timed == name for timed, _ in known) else rows
 

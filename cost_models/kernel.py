@@ -98,8 +98,9 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
 
 
 def _as_run(kernel: Kernel) -> Kernel:
-    """The kernel in the dtype in which it runs: PyTorch convolves float32 as TF32 where a device has it."""
-    return replace(kernel, dtype="tf32") if kernel.kind == "convolution" and kernel.dtype == "float32" else kernel
+    """The kernel in the dtype in which it runs: cuDNN takes float32 as TF32 where a device has it."""
+    by_cudnn = kernel.kind == "convolution" or kernel.name.endswith(" recurrent")
+    return replace(kernel, dtype="tf32") if by_cudnn and kernel.dtype == "float32" else kernel
 
 
 def _equivalent(device: Device, kernel: Kernel) -> float:

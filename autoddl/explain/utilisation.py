@@ -37,7 +37,7 @@ def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:
                *(t in flows for t in (*op.inputs, *op.outputs)))
         if key not in known:
             forward, backward = work(op, graph, tuple(t.shape for t in reads), tuple(t.shape for t in writes), flows)
-            ahead = sum(one.flops for one in forward)
-            flops = ahead + min(2 * ahead, sum(one.flops for one in backward))
+            ahead = sum(one.all_flops for one in forward)
+            flops = ahead + min(2 * ahead, sum(one.all_flops for one in backward))
             known[key] = flops / device.peak(computed_dtype(graph, op)) if flops else 0.0
         yield known[key]

@@ -1,4 +1,4 @@
-"""Holds the work of one kernel: what `work` counts, and the cost model prices."""
+"""Holds the work of a kernel: what `work` counts, and the cost model prices."""
 
 from dataclasses import dataclass
 
@@ -21,3 +21,10 @@ class KernelWork:
     """Whether it computes the gradient of a parameter-like factor, for which no earlier op waits."""
     name: str = ""
     """The measured curve that it follows (`kernel_kinds`)."""
+    times: int = 1
+    """How often it runs, one run after another; flops and bytes are of one."""
+
+    @property
+    def all_flops(self) -> float:
+        """Floating point operations of all its runs."""
+        return self.flops * self.times

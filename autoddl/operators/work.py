@@ -7,7 +7,8 @@
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes`
-            recurrent       2 * steps * batch * elements of the matrices; of a bilinear form likewise by rows
+            recurrent       those of its products, most of which run in every step (`recurrent_work`)
+            bilinear        2 * rows * elements of the matrices
             own             what a rule of the user's own says, backward twice as many (`own_facts`)
             complex         4 times these, twice where a factor is real
             others          none: they are bound by the bytes they move, a Fourier transform too
@@ -31,6 +32,7 @@ from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.kernel_work import KernelWork
 from autoddl.operators.own_facts import own_flops, own_saves
+from autoddl.operators.recurrent_work import is_recurrent, recurrent_work
 from autoddl.operators.windows import is_transposed, padded_shape, windows_of
 
 __all__ = ["VIEWS", "KernelWork", "base", "intermediates", "is_product", "keeps_input", "keeps_output",
@@ -245,6 +247,8 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     beside = kept_mask_bytes(op, outputs, differentiable)
     if name == "autoddl.experts":
         return _experts(op, graph, inputs, needs if flows else [], inner)
+    if is_recurrent(name):
+        return recurrent_work(op, graph, inputs, flows)
     if inner and name in _ATTENTION:
         return ring_work(op, graph, inputs, flows)
     if inner and (windows := windows_of(op, tuple(graph.tensors[t].shape for t in op.inputs))):
@@ -288,7 +292,7 @@ def _forward(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, read: Sequen
         return KernelWork(0.0, moved + read[0], name=kind_of(name))
     if name in _ATTENTION:
         return attention_work(op, graph, inputs, moved)
-    if flops := _matrices(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
+    if flops := _bilinear(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         return _as_product(_real_products(op, graph) * flops, moved, outputs[0])
     return KernelWork(0.0, moved + beside, name=kind_of(name))
 
@@ -319,12 +323,12 @@ def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: b
     return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
 
 
-def _matrices(op: Op, name: str, inputs: Shapes) -> float:
-    """Flops of recurrent layers and bilinear forms: every row meets every element of the matrices; else 0."""
-    if name != "aten.bilinear" and family_of(name).rule != "recurrent":
+def _bilinear(op: Op, name: str, inputs: Shapes) -> float:
+    """Flops of a bilinear form, whose every row meets every element of its matrices; else 0."""
+    if name != "aten.bilinear":
         return 0.0
     met = [prod(shape) for slot, shape in zip(op.slots, inputs, strict=True)
-           if len(shape) > 1 and not slot.startswith(("input", "hx"))]
+           if len(shape) > 1 and not slot.startswith("input")]
     return 2.0 * prod(inputs[0][:-1]) * sum(met)
 
 

@@ -69,7 +69,7 @@ def _op_floor(graph: Graph, op: Op, cluster: Cluster, dtype: str, differentiable
     late = weight_kernels(op, differentiable, weights, len(backward)) if weights else (False,) * len(backward)
     ways = [0] * len(forward) + [1 + waits for waits in late]
     for way, kernel in zip(ways, (*forward, *backward), strict=True):
-        found[way] += _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
+        found[way] += kernel.times * _least(cluster, kernel_of(kernel, dtype), offers_ring(op, graph))
     return found[0], found[1], found[2]
 
 

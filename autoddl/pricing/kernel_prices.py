@@ -14,6 +14,7 @@ from typing import Any
 from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.layout import local_shape
 from autoddl.cost_models import Device, Kernel, collective, copy_seconds, elementwise_seconds, kernel_seconds
+from autoddl.operators.expert_sizes import EXPERTS
 from autoddl.operators.fusion import ALONE, Chained
 from autoddl.operators.narrow_products import PADDED, Cast, cast_bytes
 from autoddl.operators.ring import SHIFT
@@ -117,21 +118,22 @@ def _and_cast(device: Device, kernels: tuple[float, ...], nbytes: float, padded:
 
 
 def computed_dtype(graph: Graph, op: Op) -> str:
-    """The dtype in which an op computes; complex numbers are computed by their parts."""
-    dtype = graph.tensors[op.outputs[0]].dtype
+    """The dtype in which an op computes: experts in that of their weights, complex numbers by their parts."""
+    weights = op.slot("up") if op.target == EXPERTS else None
+    dtype = graph.tensors[op.outputs[0] if weights is None else op.inputs[weights]].dtype
     return {"complex64": "float32", "complex128": "float64"}.get(dtype, dtype)
 
 
 def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) -> float:
-    """Seconds of one kernel, or of its part of a fused one."""
+    """Seconds of a kernel as often as it runs, or of its part of a fused one."""
     if chained == ALONE or work_.kind != "memory":
-        return kernel_seconds(device, kernel_of(work_, dtype))
+        return kernel_seconds(device, kernel_of(work_, dtype)) * work_.times
     moved = replace(work_, nbytes=work_.nbytes * (1 - chained.inside))
     return max(0.0, kernel_seconds(device, kernel_of(moved, dtype)) - device.launch * chained.joins)
 
 
 def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
-    """The work of a kernel in the form that the cost model prices."""
+    """The work of one run of a kernel in the form that the cost model prices."""
     return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.runtime.collectives.coding import decode, encode, error_share
+from autoddl.runtime.collectives.message_collectives import message_device
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Mark, Recorder
 from autoddl.schedule.stage_lanes import Lane
@@ -44,7 +45,8 @@ class _Flight(NamedTuple):
         if self.mark is not None:
             self.mark.resume()
         if self.place is not None and self.codec:
-            self.place.copy_(decode(self.codec, self.buffer, self.place.numel()).view(self.place.shape))
+            coded = self.buffer.to(self.place.device)
+            self.place.copy_(decode(self.codec, coded, self.place.numel()).view(self.place.shape))
         elif self.place is not None:
             self.place.copy_(self.buffer)
 
@@ -80,7 +82,8 @@ class StageTransport:
     def __init__(self, group: dist.ProcessGroup | None, rank: int, lanes: Sequence[Lane], parts: int, axis: str,
                  device: torch.device, recorder: Recorder, limit: timedelta) -> None:
         self._group, self.rank, self._parts, self._axis = group, rank, parts, axis
-        self._device, self._recorder, self._limit = device, recorder, limit
+        self._device, self._sent_from = device, message_device(device, group)
+        self._recorder, self._limit = recorder, limit
         self.is_tagged = group is None or dist.get_backend(group) == "gloo"
         self._numbers = {lane: k for k, lane in enumerate(lanes)}
         self._messages = {lane: [one for one in lane.messages() if rank in (one.sender, one.receiver)]
@@ -102,7 +105,7 @@ class StageTransport:
                     self._kept[lane, part] = cut
                 else:
                     sent = self._coded(lane.codec, cut.reshape(1, -1)) if lane.codec else cut.contiguous()
-                    flight = self._start("send", sent, None, one.receiver, lane, part)
+                    flight = self._start("send", sent.to(self._sent_from), None, one.receiver, lane, part)
                     self._sent.setdefault((lane, part), []).append(flight)
 
     def _coded(self, codec: str, row: Tensor) -> Tensor:
@@ -124,12 +127,12 @@ class StageTransport:
                     place.copy_(self._kept.pop((lane, part)))
                 elif lane.codec:
                     size = one.nbytes(lane.tensor.itemsize, lane.codec)
-                    buffer = torch.empty(1, size, dtype=torch.uint8, device=self._device)
+                    buffer = torch.empty(1, size, dtype=torch.uint8, device=self._sent_from)
                     flights.append(self._start("receive", buffer, place, one.sender, lane, part))
-                elif place.is_contiguous():
+                elif place.is_contiguous() and self._sent_from == self._device:
                     flights.append(self._start("receive", place, None, one.sender, lane, part))
                 else:
-                    buffer = torch.empty_like(place, memory_format=torch.contiguous_format)
+                    buffer = torch.empty(place.shape, dtype=place.dtype, device=self._sent_from)
                     flights.append(self._start("receive", buffer, place, one.sender, lane, part))
         return Arrival(piece, flights, self._limit, f"receiving {lane}")
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from autoddl.runtime.collectives.message_collectives import message_device
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import gather_values
 from autoddl.runtime.parallel_model import ParallelModel
@@ -67,10 +68,11 @@ def _brought(one: StateTensor, mine: Tensor | None, rank: int, device: torch.dev
         value = mine.full_tensor() if isinstance(mine, DTensor) else mine
     if one.owner != 0 and rank == one.owner:
         assert value is not None
-        dist.send(value.contiguous(), 0)
+        dist.send(value.contiguous().to(message_device(device, dist.group.WORLD)), 0)
     if one.owner != 0 and rank == 0:
-        value = torch.empty(one.shape, dtype=one.dtype, device=device)
+        value = torch.empty(one.shape, dtype=one.dtype, device=message_device(device, dist.group.WORLD))
         dist.recv(value, one.owner)
+        value = value.to(device)
     return value.detach() if rank == 0 and value is not None else None
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -48,6 +50,58 @@ def t5(layers: int, width: int, heads: int, length: int, batch: int) -> Made:
     return Loss(T5ForConditionalGeneration(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
 
 
+def of_images(name: str, batch: int, pixels: int, **sizes: Any) -> Made:
+    """A classifier of images of transformers, by the name of its configuration."""
+    import transformers
+    config = getattr(transformers, f"{name}Config")(image_size=pixels, **sizes)
+    config.num_labels = 1000
+    images = {"pixel_values": torch.randn(batch, 3, pixels, pixels), "labels": torch.randint(0, 1000, (batch,))}
+    return Loss(getattr(transformers, f"{name}ForImageClassification")(config)), Sample((), images)
+
+
+def whisper(layers: int, width: int, heads: int, length: int, batch: int, frames: int) -> Made:
+    """Speech to text: `frames` of 80 bands, halved by a convolution, against `length` tokens."""
+    from transformers import WhisperConfig, WhisperForConditionalGeneration
+    config = WhisperConfig(d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
+                           decoder_attention_heads=heads, encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width,
+                           max_source_positions=frames // 2, use_cache=False, dropout=0.0, layerdrop=0.0)
+    sound = torch.randn(batch, config.num_mel_bins, frames)
+    ids = torch.randint(0, config.vocab_size, (batch, length))
+    return Loss(WhisperForConditionalGeneration(config)), Sample((), {"input_features": sound, "labels": ids})
+
+
+class Recurrent(nn.Module):
+    """Two recurrent layers between an embedding and a head, or between convolutions of spectra and classes."""
+
+    def __init__(self, kind: str, width: int, hidden: int, classes: int, both: bool) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Embedding(classes, width) if not both else nn.Sequential(
+            nn.Conv1d(80, width, 5, stride=2, padding=2), nn.ReLU(), nn.Conv1d(width, width, 5, padding=2), nn.ReLU())
+        self.layers = getattr(nn, kind)(width, hidden, 2, batch_first=True, bidirectional=both)
+        self.head, self.both = nn.Linear((1 + both) * hidden, classes), both
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        found = self.first(x)
+        out = self.head(self.layers(found.transpose(1, 2) if self.both else found)[0])
+        return F.cross_entropy(out.mean(1) if self.both else out.flatten(0, 1), labels.flatten())
+
+
+def recurrent(kind: str, width: int, hidden: int, classes: int, steps: int, batch: int, both: bool = False) -> Made:
+    x = torch.randn(batch, 80, steps) if both else torch.randint(0, classes, (batch, steps))
+    labels = torch.randint(0, classes, (batch,) if both else (batch, steps))
+    return Recurrent(kind, width, hidden, classes, both), Sample((x, labels))
+
+
+def gemma(layers: int, width: int, heads: int, length: int, batch: int, vocab: int, window: int) -> Made:
+    """Gemma 3: five layers that see a window of keys for each that sees all."""
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+    config = Gemma3TextConfig(vocab_size=vocab, hidden_size=width, intermediate_size=4 * width, sliding_window=window,
+                              num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 2,
+                              head_dim=width // heads, use_cache=False)
+    ids = torch.randint(0, vocab, (batch, length))
+    return Loss(Gemma3ForCausalLM(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
+
+
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: decoder(12, 768, 12, 1024, 8, 50304),
@@ -58,6 +112,13 @@ MODELS: dict[str, Callable[[], Made]] = {
     "resnet50": lambda: resnet(128, 224),
     "qwen3": lambda: language("Qwen3", 28, 1024, 3072, 16, 2048, 4, 151936, head_dim=128),
     "t5": lambda: t5(12, 768, 12, 512, 16),
+    "mixtral": lambda: language("Mixtral", 6, 1024, 3584, 16, 2048, 4, 32000, num_local_experts=8),
+    "gemma3": lambda: gemma(12, 1024, 8, 2048, 4, 65536, 512),
+    "whisper": lambda: whisper(12, 768, 12, 224, 16, 3000),
+    "convnext": lambda: of_images("ConvNext", 64, 224),
+    "swin": lambda: of_images("Swin", 64, 224),
+    "lstm": lambda: recurrent("LSTM", 1024, 1024, 32000, 256, 64),
+    "spotter": lambda: recurrent("GRU", 512, 512, 400, 400, 128, both=True),
 }
 SMALL: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: decoder(2, 64, 4, 64, 4, 256),
@@ -68,6 +129,13 @@ SMALL: dict[str, Callable[[], Made]] = {
     "resnet50": lambda: resnet(4, 64, depths=[1, 1], hidden_sizes=[16, 32], embedding_size=8),
     "qwen3": lambda: language("Qwen3", 2, 64, 128, 4, 64, 4, 256, head_dim=32),
     "t5": lambda: t5(1, 128, 2, 32, 4),
+    "mixtral": lambda: language("Mixtral", 2, 64, 128, 4, 64, 4, 256, num_local_experts=4),
+    "gemma3": lambda: gemma(2, 64, 2, 64, 4, 256, 16),
+    "whisper": lambda: whisper(1, 64, 2, 16, 4, 64),
+    "convnext": lambda: of_images("ConvNext", 4, 64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32]),
+    "swin": lambda: of_images("Swin", 4, 64, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4),
+    "lstm": lambda: recurrent("LSTM", 16, 16, 64, 8, 4),
+    "spotter": lambda: recurrent("GRU", 16, 16, 10, 20, 4, both=True),
 }
 
 

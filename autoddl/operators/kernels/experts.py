@@ -138,14 +138,14 @@ def row_gradients(u: Tensor, q: Tensor, shares: Tensor, expert: Callable[[], Ten
     with torch.enable_grad():
         leaves = [half.detach().requires_grad_() for half in _halves(u, part)]
         a = apply_gate(part.gate, *leaves)
-    of_share = (z * a.detach()).sum(1)
+    of_share = torch.linalg.vecdot(z, a.detach())
     if down_bias is not None:
         of_share = of_share + (q * down_bias[expert()]).sum(1)
-    q = (q * share).to(down.dtype)
+    q = torch.mul(q, share, out=torch.empty_like(q, dtype=down.dtype))
     of_down = _weight_gradient(a.detach(), q, ends, part) if needs[4] else None
     of_down_bias = None if down_bias is None else sums_of_groups(q, ends)
     del q
-    z = (z * share).to(a.dtype)
+    z = z.mul_(share).to(a.dtype)
     of_u = _together(torch.autograd.grad(a, leaves, z), part)
     del a, z
     of_up = _of_upper(rows(), of_u, up, ends, part) if needs[3] else None

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.operators.windows import HALO
+from autoddl.runtime.collectives.message_collectives import message_device
 from autoddl.runtime.collectives.process_groups import Groups, peer_error
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.collectives.ring_shift import ABOVE
@@ -29,6 +30,7 @@ def swap_inside(groups: Groups, recorder: Recorder, name: str, values: Tensor, s
     if group is None:
         return values
     recorder.note(recorder.direction, HALO, names, nbytes, name)
+    device, values = values.device, values.to(message_device(values.device, group))
     found = values.new_empty(sum(received))
     calls = [dist.P2POp(call, part, group=group, tag=TAG, group_peer=peer)
              for call, parts in ((dist.irecv, found.split(received)), (dist.isend, values.split(sent)))
@@ -41,4 +43,4 @@ def swap_inside(groups: Groups, recorder: Recorder, name: str, values: Tensor, s
     except RuntimeError as error:
         raise peer_error(f"a halo over {names} of {name}", error) from error
     recorder.started(None)
-    return found
+    return found.to(device)

@@ -17,12 +17,18 @@ from torch import Tensor
 from autoddl.cost_models.algorithms import message_pieces
 from autoddl.schedule.message_programs import MessageProgram, Receive, message_program, stage_peers
 
-__all__ = ["TAGS", "exchange", "swap"]
+__all__ = ["TAGS", "exchange", "message_device", "swap"]
 
 TAGS = 2**16
 """Messages of one collective between two ranks are told apart by that many numbers."""
 
 Parts = list[Sequence[Tensor]]
+
+
+def message_device(device: torch.device, group: dist.ProcessGroup | None) -> torch.device:
+    """Where messages of tensors on `device` lie: gloo sends them from the host's memory alone, and ends a process that
+    gives it another."""
+    return torch.device("cpu") if group is None or dist.get_backend(group) == "gloo" else device
 
 
 @torch.no_grad()
@@ -77,10 +83,11 @@ def swap(group: dist.ProcessGroup, tag: int, timeout: timedelta | None, given: S
     Nothing is sent for an empty tensor. This call owns the one number `tag` in the group. Raises RuntimeError, from the
     backend, when a peer is gone.
     """
-    rank, n = group.rank(), len(given)
+    rank, n, device = group.rank(), len(given), given[0].device
+    given = [one.to(message_device(device, group)) for one in given]
     got = [given[r] if r == rank else given[r].new_empty(expected[r]) for r in range(n)]
     _trade(group, tag, (timeout,) if timeout else (), range(n), rank, given, got)
-    return got
+    return [one.to(device) for one in got]
 
 
 def _trade(group: dist.ProcessGroup, tag: int, limit: tuple[timedelta, ...], peers: Sequence[int], own: int,

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autoddl.operators.ring import SHIFT
+from autoddl.runtime.collectives.message_collectives import message_device
 from autoddl.runtime.collectives.process_groups import Groups, peer_error
 from autoddl.runtime.collectives.recorder import Recorder
 
@@ -29,6 +30,7 @@ def start_shift(groups: Groups, recorder: Recorder, name: str, given: Tensor, ax
     names, group = "+".join(groups.mesh.names[a] for a in axes), groups.of(axes)
     if group is None:
         return lambda: given
+    device, given = given.device, given.to(message_device(given.device, group))
     got, place, ranks = torch.empty_like(given), group.rank(), group.size()
     recorder.note(recorder.direction, SHIFT, names, given.nbytes, name)
     calls = [dist.P2POp(dist.irecv, got, group=group, tag=ABOVE + number, group_peer=(place - 1) % ranks),
@@ -51,6 +53,6 @@ def start_shift(groups: Groups, recorder: Recorder, name: str, given: Tensor, ax
             mark.resume()
         calls.clear()
         works.clear()
-        return got
+        return got.to(device)
 
     return wait
