@@ -9,11 +9,15 @@ plan, whose pages and caches are warm. Then a fixed product runs before and afte
 two, on the slowest rank): where it takes longer than at other times, something else had the cores. And the pulse is
 taken (`pulses`, the mean of both and of the ranks), which says how fast the processors are by themselves.
 
+With `pace`, products of all contestants take as long as on a device of so many FLOP/s (`paced`). With `hopeless`, one
+whose first step takes so many times as long as the fastest first step by then plays no further.
+
 `contest` starts the ranks, on shaped links. With `tuning` rounds, the two of each family that were fastest when warm
 play them, and the faster one goes on. A contestant that cannot be built says why, and the others go on.
 """
 
 import json
+import math
 import os
 import statistics
 import sys
@@ -28,6 +32,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from paced import Pace, in_real_time
 from small_models import made
 from torch import Tensor
 from torch_rivals import RATE, Rival, stepper
@@ -51,6 +56,7 @@ TUNED = 2
 PRODUCTS, QUIET = 60, 1.25
 """Of a probe, and how much longer than usual one may take."""
 TIMEOUT = 300.0
+HOPELESS = "its first step takes {:.2f} s, where another takes {:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +80,15 @@ class Turns:
 
 
 def contest(cluster: Path, model: str, plans: dict[str, Path], rivals: Sequence[Rival], rounds: int,
-            tuning: int = 0, update: bool = True, ahead: int = 0) -> list[Turns]:
+            tuning: int = 0, update: bool = True, ahead: int = 0, pace: float = 0.0,
+            hopeless: float = 0.0) -> list[Turns]:
     """One process start: `tuning` rounds of all, then `rounds` of the best of each family. Plans are families alone;
     without `update`, theirs end when the gradients are there, as a plan predicts it."""
     place = load_cluster(cluster)
     with tempfile.TemporaryDirectory(prefix="autoddl-arena-") as folder, shape_links(place) as built:
         job = {"folder": folder, "model": model, "plans": {name: str(path) for name, path in plans.items()},
                "rivals": [asdict(rival) for rival in rivals], "rounds": rounds, "tuning": tuning,
-               "update": update, "ahead": ahead}
+               "update": update, "ahead": ahead, "pace": pace, "hopeless": hopeless}
         path = Path(folder, "job.json")
         path.write_text(json.dumps(job), encoding="utf-8")
         launch(place.size, [sys.executable, "-W", "ignore", __file__, str(path)], places=network_places(built))
@@ -149,14 +156,25 @@ def _seated(job: dict[str, Any]) -> list[_Seat]:
     makers: list[tuple[str, str, Callable[[], Callable[[], Tensor]]]] = [
         (name, name, partial(_planned, path, job["model"], job["update"])) for name, path in job["plans"].items()]
     makers += [(one.name, one.family, partial(stepper, one)) for one in (Rival(**r) for r in job["rivals"])]
-    seats = []
+    seats, least = list[_Seat](), math.inf
     for name, family, maker in makers:
         seat = _Seat(name, family, torch.zeros, [], [])
         try:
             seat.step = maker()
-            seat.seconds = [seat.turn() for _ in range(WARM)][-1:]
+            if job["pace"]:
+                in_real_time(True)
+            seat.tuned = seat.turn()
+            least = min(least, seat.tuned)
+            if job["hopeless"] and seat.tuned > job["hopeless"] * least:
+                seat.failure = HOPELESS.format(seat.tuned, least)
+            else:
+                seat.seconds = [seat.turn() for _ in range(WARM - 1)][-1:]
         except (RuntimeError, NotImplementedError, ValueError, AssertionError, TypeError) as error:
             seat.failure = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        if job["pace"]:
+            in_real_time(False)
+            if dist.get_rank() == 0:
+                print(f"{name}: {seat.failure or f'{seat.tuned:.2f}, then {seat.seconds[-1]:.2f} s'}", file=sys.stderr)
         seats.append(seat)
     return seats
 
@@ -197,7 +215,12 @@ def rank_main(job: dict[str, Any]) -> None:
     """What a rank of the world runs."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
+    pace = Pace() if job["pace"] else None
+    if pace:
+        pace.start(job["pace"])
     seats = _seated(job)
+    if pace:
+        in_real_time(True)
     playing = [seat for seat in seats if not seat.failure]
     if job["tuning"]:
         playing = _best(playing, TUNED)

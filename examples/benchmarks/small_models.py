@@ -2,6 +2,7 @@
 
     gpt-512 gpt-8k gpt-32k   4 layers, width 128 (64 at 32k), 64 tokens, batch 32; the head has weights of its own
     gpt-deep                 8 layers, width 256, otherwise as gpt-512: weights, not activations, are much to send
+    gpt-long                 8 layers, width 128, 256 tokens, batch 8: few rows, and much of activations is sent
     vgg                      VGG-16 at a quarter of its channels, 32 x 32 images, dense layers of 512, batch 64
     llama vit mixture        of Hugging Face's transformers: 2 layers of width 128, a mixture of 4 batched experts
 
@@ -130,6 +131,7 @@ def _vit() -> tuple[nn.Module, Sample]:
 
 _MAKERS: dict[str, Callable[[], tuple[nn.Module, Sample]]] = {
     "gpt-deep": lambda: (GPT(8, 256, 8, 64, 512), _tokens(32, 64, 512)),
+    "gpt-long": lambda: (GPT(8, 128, 8, 256, 512), _tokens(8, 256, 512)),
     "gpt-512": lambda: _gpt(512), "gpt-8k": lambda: _gpt(8192), "gpt-32k": lambda: _gpt(32768, 64), "vgg": _vgg,
     "llama": lambda: _decoder("Llama", 32), "vit": _vit,
     "mixture": lambda: _decoder("Mixtral", 8, num_local_experts=4, experts_implementation="batched_mm")}

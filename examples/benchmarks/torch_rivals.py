@@ -6,6 +6,9 @@
     tp     parallelize_module as Megatron cuts: column, row, vocabulary-parallel head and loss
     grid   tp inside, fully_shard or replicate outside   inner sizes                    with sequence parallel or not
     pipe   torch.distributed.pipelining, of a GPT: as many blocks in every stage        schedules and microbatches
+           with `inner`, a stage has so many ranks, which train it by one of the ways above: ddp, fsdp or tp
+
+`staged_rivals(name, ranks)` lists those of a GPT that is worth stages: few of each that has none, many that have.
 
 `rivals(name, ranks)` lists them, `stepper(rival)` builds one: a function that trains a step on this rank's part
 of the batch and returns the loss of that part. The mean of these over all ranks is the loss of the batch.
@@ -14,6 +17,7 @@ of the batch and returns the loss of that part. The mean of these over all ranks
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import torch
@@ -23,11 +27,16 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel, parallelize_module
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-__all__ = ["RATE", "Rival", "rivals", "stepper"]
+__all__ = ["RATE", "Rival", "rivals", "staged_rivals", "stepper"]
 
 RATE = 0.01
 """Of plain gradient descent, which all contestants train with."""
@@ -65,6 +74,25 @@ def rivals(model: str, ranks: int) -> Iterator[Rival]:
     if model == "gpt-deep":
         yield from (Rival("pipe", model, 1, {"schedule": schedule, "parts": m})
                     for schedule in ("Interleaved1F1B", "ZBVZeroBubble") for m in (4, 8))
+
+
+def staged_rivals(model: str, ranks: int) -> Iterator[Rival]:
+    """Those that are tried on `ranks` ranks beside a plan with stages."""
+    module, batch = made(model)
+    assert isinstance(module, GPT)
+    rows, blocks = len(batch.args[0]), len(module.blocks)
+    for inner in (n for n in (1, 2, 4) if n < ranks):
+        fitting = [name for name in (*SINGLE, *DOUBLE) if blocks % (ranks // inner * (1 + (name in DOUBLE))) == 0]
+        for way, name in product(("ddp", "fsdp", "tp") if inner > 1 else ("",), fitting):
+            most = rows // inner if way in ("ddp", "fsdp") else rows
+            if not (way == "ddp" and name in SPLIT):
+                yield from (Rival("pipe", model, inner, {"way": way, "schedule": name, "parts": m})
+                            for m in (most, most // 2)[:1 + (inner == 1 and name != "DualPipeV")])
+    yield from (Rival("ddp", model, 1, {"MB": mb}) for mb in (1, 25))
+    yield from (Rival("fsdp", model, 1, {"drop": drop, "ahead": 0}) for drop in (False, True))
+    yield from (Rival("hsdp", model, n, {"drop": False, "ahead": 0}) for n in (2, 4) if n < ranks)
+    yield from (Rival("grid", model, n, {"outside": "replicate", "sequence": True}) for n in (2, 4) if n < ranks)
+    yield from (Rival("tp", model, ranks, {"sequence": long}) for long in (False, True))
 
 
 def stepper(rival: Rival) -> Callable[[], Tensor]:
@@ -131,6 +159,14 @@ def _grid(model: nn.Module, rival: Rival) -> nn.Module:
     return cut
 
 
+SINGLE, DOUBLE = ("GPipe", "1F1B"), ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules of one stage a rank, and of two."""
+SPLIT = DOUBLE[1:]
+"""Those that split backward: with DDP, gradients of torch 2.13 are wrong then."""
+VS = ("ZBVZeroBubble", "DualPipeV")
+"""Those whose second stages lie in the opposite order."""
+
+
 class _Stage(nn.Module):
     """Some blocks of a GPT, with what comes before the first and behind the last."""
 
@@ -153,21 +189,40 @@ class _Stage(nn.Module):
         return logits
 
 
+def _parallel_stage(stage: "_Stage", mesh: Any, way: str) -> nn.Module:
+    """A stage that the ranks of `mesh` train together, by one of torch's ways; itself where there is none."""
+    if way == "ddp":
+        return DistributedDataParallel(stage, process_group=mesh.get_group(), gradient_as_bucket_view=True)
+    if way == "fsdp":
+        for block in stage.blocks:
+            fully_shard(block, mesh=mesh, reshard_after_forward=False)
+        fully_shard(stage, mesh=mesh, reshard_after_forward=False)
+    if way == "tp":
+        return parallelize_module(stage, mesh, {
+            f"blocks.*.{name}": ColwiseParallel() if name in ("qkv", "up") else RowwiseParallel()
+            for name in ("qkv", "o", "up", "down")})
+    return stage
+
+
 def _pipe(rival: Rival) -> Callable[[], Tensor]:
-    """A step of torch's pipelining; a rank without the loss returns 0, one with it that times the ranks."""
+    """A step of torch's pipelining; a rank without the loss returns 0, one with it that times the stages' ranks."""
     from torch.distributed.pipelining import PipelineStage
     from torch.distributed.pipelining.schedules import get_schedule_class
 
     model, batch = made(rival.model)
     assert isinstance(model, GPT)
-    ranks, rank, name = torch.distributed.get_world_size(), torch.distributed.get_rank(), rival.settings["schedule"]
-    own = {"Interleaved1F1B": [rank, rank + ranks], "ZBVZeroBubble": [rank, 2 * ranks - 1 - rank]}.get(name, [rank])
-    stages, (ids, labels), m = ranks * len(own), batch.args, rival.settings["parts"]
+    world, rank, name = torch.distributed.get_world_size(), torch.distributed.get_rank(), rival.settings["schedule"]
+    way, m, ranks = rival.settings.get("way", ""), rival.settings["parts"], world // rival.inner
+    mesh = init_device_mesh("cpu", (ranks, rival.inner), mesh_dim_names=("pipe", "inner"))
+    place, member = divmod(rank, rival.inner)
+    own = [place, 2 * ranks - 1 - place if name in VS else place + ranks][:1 + (name in DOUBLE)]
+    stages = ranks * len(own)
+    ids, labels = (x.chunk(rival.inner)[member] if way in ("ddp", "fsdp") else x for x in batch.args)
     shape = (ids.shape[0] // m, ids.shape[1], model.norm.weight.shape[0])
-    hidden, parts = torch.empty(shape, requires_grad=True), [_Stage(model, s, stages) for s in own]
-    logits = torch.empty((*shape[:2], model.head.weight.shape[0]), requires_grad=True)
+    hidden, logits = (torch.empty((*shape[:2], n), requires_grad=True) for n in (shape[2], model.head.weight.shape[0]))
+    parts = [_parallel_stage(_Stage(model, s, stages), mesh["inner"], way) for s in own]
     placed = [PipelineStage(part, s, stages, torch.device("cpu"), input_args=(hidden if s else ids[:shape[0]],),
-                            output_args=(logits if s == stages - 1 else hidden,))
+                            output_args=(logits if s == stages - 1 else hidden,), group=mesh["pipe"].get_group())
               for part, s in zip(parts, own, strict=True)]
     schedule: Any = get_schedule_class(name)(
         placed if len(own) > 1 else placed[0], m,
