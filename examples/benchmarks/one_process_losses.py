@@ -4,12 +4,13 @@
 
     allow=;gradients=int8;gradients=int4,weights=int4;sparse=0.05,warmup=100   (the default)
     steps=300   seeds=1   first=0   ranks=4   layers=2   width=64   batch=16   context=64   falls=1
-    optimizer=adamw   rate=1e-3
+    optimizer=adamw   rate=1e-3   raised=1
 
 A byte-level GPT on Python's standard library with AdamW, or sgd with a momentum of 0.9, which is that of the sums where
 these have one. With falls=1 the rate falls evenly to 0. Every rank has its rows of the batch. Sums are those of the
 runtime: `SparseSum` among threads, or its codecs, once on the way to the sum and once on the way back. Coded weights
-are decoded before every step. No seconds are measured. Printed is the mean loss of the last 50 steps.
+are decoded before every step. With raised=4 the rate is four times as high in steps whose sums are sparse. No seconds
+are measured. Printed is the mean loss of the last 50 steps.
 """
 
 import statistics
@@ -34,7 +35,7 @@ from autoddl.runtime.collectives.sparse_sum import SparseSum
 
 DEFAULTS = {"allow": ";gradients=int8;gradients=int4,weights=int4;sparse=0.05,warmup=100", "steps": "300",
             "seeds": "1", "first": "0", "ranks": "4", "layers": "2", "width": "64", "batch": "16", "context": "64",
-            "falls": "1", "optimizer": "adamw", "rate": "1e-3"}
+            "falls": "1", "optimizer": "adamw", "rate": "1e-3", "raised": "1"}
 
 Sum = Callable[[Sequence[Tensor]], Tensor]
 """The flat gradients of the ranks -> what every rank gets as their sum."""
@@ -95,13 +96,21 @@ def optimizer_of(name: str, words: str, parameters: Sequence[nn.Parameter], rate
     return torch.optim.SGD(parameters, lr=rate, momentum=0.0 if summed else 0.9)
 
 
-def trained(one: Trained, words: str, ranks: int, seed: int, falls: bool, name: str, rate: float) -> float:
+def rate_part(step: int, steps: int, words: str, falls: bool, raised: float) -> float:
+    """The part of the rate that a step has; above 1 where its sums are sparse and the rate is raised for these."""
+    sparse = words.startswith("sparse=") and step >= SparseRule.parse(words.removeprefix("sparse=")).warmup
+    return (1 - step / steps if falls else 1.0) * (raised if sparse else 1.0)
+
+
+def trained(one: Trained, words: str, ranks: int, seed: int, falls: bool, name: str, rate: float, raised: float
+            ) -> float:
     """The mean of the last losses of a run."""
     model = one._replace(batch=one.batch // ranks).model(seed)
     parameters, losses = list(model.parameters()), list[float]()
     add, codec = of_words(words, ranks, sum(p.numel() for p in parameters))
     optimizer = optimizer_of(name, words, parameters, rate)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0 if falls else 1.0, one.steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: rate_part(step, one.steps, words, falls, raised))
     for ids, labels in one.batches(corpus(), seed):
         stored = [p.detach().clone() for p in parameters]
         if codec:
@@ -137,8 +146,9 @@ if __name__ == "__main__":
     weights = sum(p.numel() for p in one.model(0).parameters())
     for words in options["allow"].split(";"):
         ends = [trained(one, words, int(options["ranks"]), seed, options["falls"] == "1", options["optimizer"],
-                        float(options["rate"])) for seed in range(first, first + int(options["seeds"]))]
+                        float(options["rate"]), float(options["raised"]))
+                for seed in range(first, first + int(options["seeds"]))]
         print(f"{weights:,} weights, {one.steps} steps of {options['optimizer']} at {options['rate']}, rate "
-              f"{'falls' * (options['falls'] == '1') or 'stays'}  "
+              f"{'falls' * (options['falls'] == '1') or 'stays'}, {options['raised']} times with sparse sums  "
               f"{words or 'nothing':32} seeds from {first}: {', '.join(f'{end:.4f}' for end in ends)}  "
               f"mean {statistics.mean(ends):.4f}", flush=True)
