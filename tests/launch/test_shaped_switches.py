@@ -14,6 +14,7 @@ from shaping import cluster, owned_by, shaping
 from shell import FACTORY, shell
 
 from autoddl.core.record import read_record
+from autoddl.cost_models import Group, collective
 from autoddl.launch.launch import launch
 from autoddl.launch.places import network_places
 from autoddl.launch.shaped_network import plan_network, shape_links
@@ -88,6 +89,68 @@ def test_twenty_runs_give_one_sum_and_a_switch_that_dies_is_an_error_on_every_ra
         seconds, said = json.loads((tmp_path / f"late-{rank}").read_text())
         assert seconds < 10 and "the switch of net" in said
     assert owned_by(os.getpid()) == []
+
+
+TIMED = """
+import json, os, pathlib, random, sys, time
+from datetime import timedelta
+import torch, torch.distributed as dist
+from autoddl.core.layout import Mesh
+from autoddl.runtime.collectives.process_groups import Groups
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=300))
+rank, ranks, folder = dist.get_rank(), dist.get_world_size(), pathlib.Path(sys.argv[1])
+forms = {name: Groups(Mesh.parse(f"net={ranks}"), [(0,)], timedelta(seconds=300), (folder / name).read_text())
+         for name in ("rings", "trees")}
+every = [torch.randn(625_000, generator=torch.Generator().manual_seed(k)) for k in range(ranks)]
+truth, same, seconds, left = sum(every[1:], every[0]), [], {"rings": [], "trees": []}, {}
+
+def add_up(name, size):
+    buffer = every[rank][:size].clone()
+    forms[name].start("all-reduce", (0,), buffer, buffer, asynchronous=False)
+    return buffer
+
+def sent():
+    (card,) = [line for line in open("/proc/net/dev") if line.split()[0] == "eth0:"]
+    return int(card.split()[9])
+
+for _ in range(20):
+    time.sleep(random.random() / 50)
+    same.append(torch.equal(add_up("trees", 100_000), truth[:100_000]))
+for _ in range(4):
+    for name in forms:
+        dist.barrier()
+        start, before = time.perf_counter(), sent()
+        add_up(name, 625_000)
+        seconds[name].append(time.perf_counter() - start)
+        left[name] = sent() - before
+(folder / f"{rank}.json").write_text(json.dumps([same, seconds, left]))
+dist.barrier()
+os._exit(0)  # torch's teardown aborts now and then
+"""
+
+
+@pytest.mark.slow
+@shaping
+@pytest.mark.parametrize(("ranks", "faster"), [(4, 1.25), (8, 1.4)])
+def test_a_switch_adds_up_faster_than_a_ring_as_priced_in_any_order_of_arrival(ranks: int, faster: float,
+                                                                            tmp_path: Path) -> None:
+    """Sums of 2.5 MB by links of 20 Mbit/s; the least of four times, since other work of the machine only adds."""
+    slow = cluster(1, ranks, "2.5 MB/s", REDUCES)
+    plain, size = replace(slow, levels=tuple(replace(level, reduces=None) for level in slow.levels)), 2.5e6
+    (tmp_path / "trees").write_text(slow.to_yaml())
+    (tmp_path / "rings").write_text(plain.to_yaml())
+    with shape_links(slow) as built, start_switches(slow, built) as switches:
+        launch(ranks, [sys.executable, "-c", TIMED, str(tmp_path)], places=network_places(built, switches), timeout=900)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
+    assert all(same == [True] * 20 for same, _, _ in found)
+    took = {name: min(max(times) for times in zip(*(seconds[name] for _, seconds, _ in found), strict=True))
+            for name in ("rings", "trees")}
+    assert took["rings"] / took["trees"] >= faster, took
+    for name, priced, nbytes in (("rings", plain, 2 * (ranks - 1) / ranks * size), ("trees", slow, size)):
+        model = collective(priced, "all-reduce", Group(((ranks, 1),)), size).seconds
+        assert took[name] == pytest.approx(model, rel=0.15)
+        assert all(nbytes <= left[name] <= 1.06 * nbytes + 20_000 for _, _, left in found)
 
 
 @pytest.mark.slow
