@@ -69,6 +69,8 @@ class Software:
     """Whether its RMSNorm and rotation are rows of operators on float32 copies, which only a compiler makes one of."""
     unpads: bool = False
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
+    biases_apart: bool = False
+    """Whether biases behind experts and clamps of their gates are kernels of their own (`operators.expert_rows`)."""
     unpacked: float = 0.0
     """Bytes per parameter that ZeRO-3 moves on a device per gather of a layer, besides what links carry."""
     packed: float = 0.0

@@ -27,12 +27,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from autoddl.core.graph import Graph, Op
-from autoddl.core.hubs import HUB
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Device
+from autoddl.operators.expert_rows import expert_products, is_weighted
 from autoddl.operators.families import family_of
-from autoddl.operators.work import VIEWS, base, is_product, letters, work
+from autoddl.operators.work import VIEWS, base, work
 
 __all__ = ["CAST", "PADDED", "Cast", "cast_bytes", "narrow_products"]
 
@@ -44,8 +44,6 @@ SCALED = 2
 """Bytes more per value where the scale is that of the values themselves."""
 PADDED = 4
 """Bytes that copying rows of experts to where they are padded, or back, moves per value: 2 read, 2 written."""
-MATRICES = 3
-"""Dims of weights that hold a matrix for each expert."""
 
 
 class Cast(NamedTuple):
@@ -70,7 +68,7 @@ def narrow_products(graph: Graph) -> Mapping[str, Cast]:
     """By name, the narrow products and what they cast."""
     weights, ahead, found = weights_of(graph), set[int](), dict[str, Cast]()
     for op in reversed(graph.ops):
-        product = _is_weighted(op, weights)
+        product = is_weighted(op, weights)
         if product and not ahead.isdisjoint(op.outputs):
             found[op.name] = _cast(op, graph, weights)
         if product or op.target == SEND or not ahead.isdisjoint(op.outputs):
@@ -81,55 +79,15 @@ def narrow_products(graph: Graph) -> Mapping[str, Cast]:
             found[op.name] = found[op.name]._replace(normed=any(t in normed for t in op.inputs))
         if family_of(base(op)).curve == "normalise" or (base(op) in VIEWS and not normed.isdisjoint(op.inputs)):
             normed.update(op.outputs)
-    for name, values in _padded(graph, found, weights).items():
+    for name, values in _padded(graph, found).items():
         found[name] = found[name]._replace(padded=values)
     return MappingProxyType(found)
 
 
-def _padded(graph: Graph, found: Mapping[str, Cast], weights: frozenset[int]) -> dict[str, float]:
-    """By name of a product of experts, the values that are copied for padding: before the first and behind the last.
-
-    What several products read, like those of the gate and of what it gates, is copied once.
-    """
-    behind, source, values = dict[int, frozenset[str]](), dict[int, int](), dict[str, float]()
-    last, padded = frozenset[str](), set[int]()
-    for op in graph.ops:
-        before = frozenset[str]().union(*(behind.get(t, ()) for t in op.inputs))
-        copies = base(op) in VIEWS or op.target == HUB or base(op) == "aten.clone"
-        if copies:
-            source.update(dict.fromkeys(op.outputs, source.get(op.inputs[0], op.inputs[0])))
-        if op.name in found and (rows := _rows_of_experts(op, graph, weights)) is not None:
-            first = source.get(rows, rows)
-            if not before and graph.tensors[first].shape[-1:] != graph.tensors[rows].shape[-1:]:
-                continue  # heads of one row
-            values[op.name] = 0.0 if before or first in padded else found[op.name].read
-            padded.add(first)
-            last = (last - before) | {op.name}
-            behind.update(dict.fromkeys(op.outputs, frozenset((op.name,))))
-        elif before and (copies or family_of(base(op)).rule == "elementwise"):
-            behind.update(dict.fromkeys(op.outputs, before))
-    return {name: value + found[name].written * (name in last) for name, value in values.items()}
-
-
-def _rows_of_experts(op: Op, graph: Graph, weights: frozenset[int]) -> int | None:
-    """The tensor whose rows a product multiplies by a matrix for each expert; None for any other product."""
-    shapes = [graph.tensors[t].shape for t in op.inputs]
-    matrices = next((k for k, t in enumerate(op.inputs) if t in weights and len(shapes[k]) == MATRICES), None)
-    rows = next(k for k, t in enumerate(op.inputs) if t not in weights)
-    if matrices is None:
-        return None
-    if base(op) == "aten.einsum":
-        dims, written = letters(str(op.arg("equation")), [len(shape) for shape in shapes])
-        grouped = dims[matrices][0] in set(dims[rows]) & set(written)
-    else:
-        grouped = base(op) == "autoddl.grouped_mm" or shapes[rows][-3:-2] == shapes[matrices][:1]
-    return op.inputs[rows] if grouped else None
-
-
-def _is_weighted(op: Op, weights: frozenset[int]) -> bool:
-    """Whether an op multiplies by weights something that is none."""
-    read = [t in weights for t in op.inputs]
-    return is_product(op) and any(read) and not all(read)
+def _padded(graph: Graph, found: Mapping[str, Cast]) -> dict[str, float]:
+    """By name of a product of experts, the values that are copied for padding: before the first and behind the last."""
+    return {name: found[name].read * one.first + found[name].written * one.last
+            for name, one in expert_products(graph).items() if name in found}
 
 
 def _cast(op: Op, graph: Graph, weights: frozenset[int]) -> Cast:

@@ -4,7 +4,8 @@
     host       seconds of the host per operator and pass, for programs that launch kernels one by one
     added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
                padding out around attention reads and writes queries, keys and values, and fills the output with
-               zeros before it is copied back; backward does it the other way round
+               zeros before it is copied back; backward does it the other way round; rows are put in the order of
+               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`)
     hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -20,15 +21,16 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster, elementwise_seconds
+from autoddl.cost_models import Cluster, copy_seconds, elementwise_seconds
 from autoddl.cost_models.software import SLOWDOWN, Software
+from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
 from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.ring import is_attention
 from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import PredictedStep, predict_timeline
 
-__all__ = ["RunParts", "run_parts", "run_seconds", "stage_run_seconds"]
+__all__ = ["RunParts", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
@@ -112,8 +114,46 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
                    if edge.tensor.trained and edge.summed is not None and edge.tensor.fqn in again)
     copied = (software.unpacked + software.packed) * gathered
     forth, back = _unpadded(plan, graph) if software.unpads else (0.0, 0.0)
-    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth),
-            _seconds(cluster, copied) + _seconds(cluster, back))
+    rowed = _biased(plan, graph) if software.biases_apart else (0.0, 0.0)
+    ordered = ordered_bytes(plan, graph)
+    ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
+    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth + rowed[0]) + ordering,
+            _seconds(cluster, copied) + _seconds(cluster, back + rowed[1]) + ordering)
+
+
+def ordered_bytes(plan: Plan, graph: Graph) -> float:
+    """Bytes that are moved in forward to put rows in the order of experts, and back; backward moves as many."""
+    index, found = plan.index(), 0.0
+    for op in graph.ops:
+        if (one := expert_products(graph).get(op.name)) is None:
+            continue
+        decision = index.decisions[op.name]
+        layouts = dict(zip(op.inputs, decision.inputs, strict=True))
+        experts = local_shape(graph.tensors[one.matrices].shape, layouts[one.matrices], plan.mesh)[0]
+        apart = 1 < experts < graph.tensors[one.matrices].shape[0]
+        if one.first:
+            rows, ahead = _piece(plan, graph, one.rows, layouts[one.rows]), graph.tensors[one.tokens]
+            found += rows * (1 + ahead.numel / graph.tensors[one.rows].numel) * (one.tokens != one.rows)
+            found += 2 * rows * apart
+        if one.last:
+            found += 2 * _piece(plan, graph, op.outputs[0], decision.outputs[0]) * apart
+    return found
+
+
+def _biased(plan: Plan, graph: Graph) -> tuple[float, float]:
+    """Bytes of adding biases behind experts and clamping their gates, in forward and in backward."""
+    index, again = plan.index(), recomputed_ops(graph, plan.recompute)
+    forth = back = 0.0
+    known, gates = expert_products(graph), {op.name for op in clamped_gates(graph)}
+    for op in graph.ops:
+        each = BIASED if op.name in known and known[op.name].last and known[op.name].biased else (
+            CLAMPED if op.name in gates else None)
+        if each is not None:
+            tensor = graph.tensors[op.outputs[0]]
+            values = prod(local_shape(tensor.shape, index.decisions[op.name].outputs[0], plan.mesh))
+            forth += each[0] * values
+            back += (each[1] + each[0] * (op.name in gates & again)) * values
+    return forth, back
 
 
 def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:

@@ -18,6 +18,9 @@ from torch.nn import functional as F
 
 __all__ = ["Decoder", "Shape"]
 
+LIMIT = 7.0
+"""Greatest value of a clamped gate (config.json of GPT-OSS: swiglu_limit)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -49,6 +52,10 @@ class Shape:
     """Experts of a mixture; 0 for a dense MLP."""
     top_k: int = 0
     """Experts that a token goes to."""
+    expert_bias: bool = False
+    """Whether both products of an expert have biases."""
+    clamped: bool = False
+    """Whether experts clamp the gate and what it multiplies."""
     activation: str = "gelu"
     """`gelu`, or `relu` for a squared relu, where nothing is gated."""
     head_dim: int = 0
@@ -126,6 +133,8 @@ class Experts(nn.Module):
         self.router = nn.Linear(shape.width, shape.experts, bias=False)
         self.up = nn.Parameter(torch.empty(shape.experts, shape.width, 2 * shape.hidden))
         self.down = nn.Parameter(torch.empty(shape.experts, shape.hidden, shape.width))
+        self.biases = nn.ParameterList(torch.empty(shape.experts, 1, n) for n in (2 * shape.hidden, shape.width)
+                                       if shape.expert_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
@@ -133,11 +142,17 @@ class Experts(nn.Module):
         weight = torch.softmax(self.router(x), -1)
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
         sent = copies.permute(2, 0, 1, 3).clone().reshape(count, -1, width)
-        gate, up = (sent @ self.up).view(count, sent.shape[1], -1, 2).unbind(3)
-        done = ((F.silu(gate) * up) @ self.down).view(count, batch, -1, width)
+        gate, up = self._biased(sent @ self.up, 0).view(count, sent.shape[1], -1, 2).unbind(3)
+        if self.shape.clamped:
+            gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+        done = self._biased((F.silu(gate) * up) @ self.down, 1).view(count, batch, -1, width)
         back = done.permute(1, 2, 0, 3).clone().reshape(batch, length, top, width)
         mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2)
         return mixed
+
+    def _biased(self, y: Tensor, k: int) -> Tensor:
+        """What product k wrote, with its bias where it has one."""
+        return y + self.biases[k] if self.shape.expert_bias else y
 
 
 class LowNorm(nn.LayerNorm):

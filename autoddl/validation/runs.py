@@ -89,6 +89,10 @@ class Run:
     """Width of one head; 0 for hidden / heads."""
     window: int = 0
     """Keys that a query sees in every other layer; 0 for all."""
+    expert_bias: bool = False
+    """Whether both products of an expert have biases."""
+    clamped: bool = False
+    """Whether experts clamp the gate and what it multiplies."""
     cluster: str = ""
     """Text of the cluster's file; empty where device, link and network say what it is."""
 

@@ -23,6 +23,7 @@ from autoddl.cost_models import (
 )
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.software import SOFTWARE, run_by
+from autoddl.operators.expert_rows import expert_products
 from autoddl.operators.narrow_products import CAST, PADDED, SCALED, TURNED, narrow_products
 from autoddl.pricing.floors import floor_seconds
 from autoddl.pricing.kernel_prices import Kernels, pass_seconds
@@ -137,6 +138,31 @@ def test_rows_are_padded_once_where_the_gate_is_a_product_of_its_own_and_heads_a
             graph = capture(Gated(apart).to(torch.bfloat16), (torch.zeros(4, 16, 32, dtype=torch.bfloat16),)).graph
         padded = [cast.padded for cast in narrow_products(add_hubs(graph)).values()]
         assert len(padded) == 4 + apart and sorted(padded)[-3:] == [0.0, 2048.0, 2048.0]
+
+
+class Heads(nn.Module):
+    """A matrix for each head, whose rows were cut from longer ones and turned since, and one for each of four experts.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False)
+        self.heads, self.experts = nn.Parameter(torch.empty(4, 8, 8)), nn.Parameter(torch.empty(4, 32, 32))
+
+    def forward(self, x: Tensor, turn: Tensor) -> Tensor:
+        rows = F.normalize(self.first(x).unflatten(-1, (4, 8)).transpose(0, 1) * turn, dim=-1)
+        y = (rows @ self.heads).transpose(0, 1).flatten(1)
+        done: Tensor = self.head((y * 2).unflatten(0, (4, 16)) @ self.experts).square().mean()
+        return done
+
+
+def test_heads_are_no_experts_whatever_was_computed_on_their_rows() -> None:
+    with torch.device("meta"):
+        x, turn = torch.zeros(64, 32, dtype=torch.bfloat16), torch.zeros(64, 8, dtype=torch.bfloat16)
+        graph = add_hubs(capture(Heads().to(torch.bfloat16), (x, turn)).graph)
+    found = expert_products(graph)
+    assert [graph.tensors[one.matrices].fqn for one in found.values()] == ["experts"]
+    assert [(one.first, one.last) for one in found.values()] == [(True, True)]
 
 
 def test_ranks_that_share_a_product_cast_a_part_each_and_transpose_the_rest() -> None:

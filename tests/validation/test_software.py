@@ -1,15 +1,23 @@
 """What programs do on the device besides the operators of a model, priced: copies, padding, windows, recipes."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from published import run
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from autoddl.cost_models import elementwise_seconds
+from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
+from autoddl.schedule.run_step import ordered_bytes, run_parts
 from autoddl.validation import software
-from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.as_plan import flat_graphs, flat_plan, price_as_plan
 from autoddl.validation.clusters import cluster_of
+from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.software import PROGRAMS, recomputation_of, visible_share
 from autoddl.validation.validate import assume_recomputation
 
@@ -40,6 +48,76 @@ def test_padding_is_taken_out_around_attention(tmp_path: Path, monkeypatch: pyte
     one, device = 2 * LENGTH * WIDTH * 2, cluster_of(run(tmp_path, **SHARDED)).device
     copied = 4 * (elementwise_seconds(device, 2 * 9 * one) + elementwise_seconds(device, 2 * 11 * one))
     assert without("PyTorch FSDP", {"unpads": False}, tmp_path, monkeypatch) == pytest.approx(copied, rel=1e-3)
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes that operators read and write; a view moves none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            self.nbytes += sum(t.nbytes for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
+        return out
+
+
+def moved(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[float, float]:
+    """Bytes a value that a function moves, forward and backward."""
+    with Moved() as forth:
+        out = function(*inputs)
+    gradient = torch.ones_like(out)
+    with Moved() as back:
+        out.backward(gradient)
+    return forth.nbytes / inputs[0].numel(), back.nbytes / inputs[0].numel()
+
+
+def test_biases_and_clamps_of_experts_move_what_the_kernels_of_their_lines_do() -> None:
+    y, p = torch.ones(64, 4096, dtype=torch.bfloat16, requires_grad=True), torch.ones(64, 1, requires_grad=True)
+    b = torch.ones(4, 4096, dtype=torch.bfloat16, requires_grad=True)
+
+    def biased(y: torch.Tensor, b: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+        return torch.cat([t + one * q for t, one, q in zip(y.split(16), b.unbind(), p.split(16), strict=True)]).to(
+            y.dtype)
+
+    def clamped(x: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, -1)
+        return torch.cat((gate.clamp(max=7.0), up.clamp(-7.0, 7.0)), -1)
+
+    assert moved(biased, y, b, p) == pytest.approx(BIASED, rel=0.05)
+    y.grad = None
+    assert moved(clamped, y) == pytest.approx(CLAMPED, rel=0.01)
+
+
+MIXTURE = {"framework": "Megatron-Bridge", "model": "GPT-OSS-120B", "gpu_type": "H100-SXM5-80GB", "intra_link": "",
+           "moe_experts": 16, "moe_topk": 4, "ep": 8, "dp": 8, "tp": 1, "microbatch": 1, "global_batch": 8, "layers": 2,
+           "heads": 64, "kv_heads": 8, "hidden": 2880, "ffn": 2880, "gated_ffn": 1, "precision": "bf16", "vocab": 512,
+           "recompute": "none"}
+
+
+def test_rows_are_put_in_the_order_of_experts_and_get_their_biases(tmp_path: Path) -> None:
+    """Each rank writes its rows, and sorts and unsorts those that it gets; biases and clamps besides."""
+    made, device = run(tmp_path, **MIXTURE), cluster_of(run(tmp_path, **MIXTURE)).device
+    rows, asked = 4 * LENGTH * 2880, RunPlan.of(made, 1)
+    chosen = [flat_plan(asked, graph) for graph in flat_graphs(made, asked)]
+
+    def added(**fields: object) -> float:
+        """Seconds more of the second layer."""
+        software = replace(asked.software, host=0.0, **fields)  # type: ignore[arg-type]
+        one, two = (run_parts(one.plan, one.graph, asked.cluster, software).device for one in chosen)
+        return two - one
+
+    each = sum(BIASED) * rows + sum(CLAMPED) * 2 * rows
+    assert added() - added(biases_apart=False) == pytest.approx(elementwise_seconds(device, each) - device.launch,
+                                                               rel=1e-6)
+    graph, plan = chosen[1].graph, chosen[1].plan
+    found = expert_products(graph)
+    assert [(one.first, one.last, one.biased) for one in found.values()] == [(True, False, True), (False, True, True)
+                                                                             ] * 2
+    assert len(clamped_gates(graph)) == 4
+    assert ordered_bytes(plan, graph) == 2 * 2 * rows * (1 + 1 / 4 + 2 + 2)
 
 
 def test_norms_in_the_dtype_of_the_stream_have_no_casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
