@@ -54,7 +54,7 @@ class Moved(TorchDispatchMode):
     """Counts the bytes that operators read and write; a view moves none."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.nbytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
