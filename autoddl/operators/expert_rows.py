@@ -5,8 +5,8 @@
     first       the product that a row meets first in a layer of experts, and the last. A gate and what it multiplies
                 may be two products that read the same rows: one of them is first
 
-Rows that only views lead to the experts are put in their order all the same, by kernels that are no operators of the
-graph (Megatron-Core, moe/token_dispatcher.py, permutes twice; TransformerEngine, permutation.py, has the kernels):
+Rows that only views lead to the experts are put in their order all the same. The kernels are no operators of the graph:
+Megatron-Core's moe/token_dispatcher.py permutes twice, by those of TransformerEngine's permutation.py.
 
     permuted    a token is read once and written to each of its experts; the way back is a weighted sum, an operator
     sorted      rows that came from other ranks lie by rank: a rank of several experts copies them to lie by expert, and
