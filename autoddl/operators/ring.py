@@ -40,8 +40,8 @@ from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.flexible import FLEXIBLE
 
 __all__ = ["ATTENTION", "LONG", "ROUND", "SHIFT", "Block", "Message", "RingSizes", "gathers_keys", "goes_round",
-           "is_attention", "offers_ring", "ring_blocks", "ring_messages", "ring_sizes", "ring_turns", "trades_halves",
-           "with_rings"]
+           "half_goes_to", "is_attention", "offers_ring", "ring_blocks", "ring_messages", "ring_sizes", "ring_turns",
+           "trades_halves", "with_rings"]
 
 SHIFT = "shift"
 """The kind of a message in which each rank of a group sends to the next one."""
@@ -139,6 +139,11 @@ def gathers_keys(op: Op, inputs: Sequence[Layout]) -> bool:
 def trades_halves(op: Op) -> bool:
     """Whether the ranks of a ring trade halves: attention that is causal, or that has a mask for its elements."""
     return bool(dict(op.args).get("mask" if op.target == FLEXIBLE else "is_causal"))
+
+
+def half_goes_to(chunk: int, ranks: int) -> int:
+    """The rank of a group that computes with a chunk, of twice as many as there are ranks; rank i's are 2i and 2i+1."""
+    return min(chunk, 2 * ranks - 1 - chunk)
 
 
 def ring_sizes(op: Op, graph: Graph, inputs: Shapes) -> RingSizes:

@@ -6,8 +6,11 @@ Output o along a dim looks at `reach` places, of which the first may lie in the 
 
     convolution, pool     reach = dilation (kernel - 1) + 1                                          parts = 1
     transposed            the same, stride = 1, before = reach - 1 - padding                         parts = its stride
-    linear, f times       (2 o + 1 - f) / (2 f) is between two inputs:
-                          stride = 2, before = 3 f - 2, reach = 4 f                                  parts = 2 f
+    linear, p/q times     output o is made of the inputs beside ((2 o + 1) q - p) / (2 p):
+                          stride = 2 q, before = 3 p - q - 1, reach = 4 p                            parts = 2 p
+    aligned, n to m       of those beside o (n - 1) / (m - 1):
+                          stride = n - 1, before = m - 2, reach = 2 m - 2                            parts = m - 1
+    cubic                 of two on either side: before one part more, reach two parts more
 
 The ranks of a group have consecutive pieces of the input and of the output. A rank with the outputs [a, b) reads
 
@@ -24,6 +27,7 @@ stride >= reach, nothing is padded, and the pieces of input and output lie above
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 
@@ -42,10 +46,13 @@ _CONVOLUTIONS = frozenset(f"aten.conv{k}d.{form}" for k in (1, 2, 3) for form in
 _POOLS = frozenset(f"aten.{kind}_pool{k}d.default" for k in (1, 2, 3) for kind in ("max", "avg"))
 TRANSPOSED = frozenset(f"aten.conv_transpose{end}" for end in ("1d.default", "2d.input", "3d.input"))
 """Targets of convolutions that look the other way."""
-INTERPOLATED = frozenset(f"aten.upsample_{kind}d.vec" for kind in ("linear1", "bilinear2", "trilinear3"))
-"""Targets of linear interpolations."""
+_CUBIC = "aten.upsample_bicubic2d.vec"
+INTERPOLATED = frozenset((_CUBIC, *(f"aten.upsample_{kind}d.vec" for kind in ("linear1", "bilinear2", "trilinear3"))))
+"""Targets of linear and cubic interpolations."""
 WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, *TRANSPOSED, *INTERPOLATED, "aten.convolution.default"))
 """Targets of ops that look through windows."""
+_SIMPLE = 10**6
+"""The largest denominator of a factor."""
 Shape = tuple[int, ...]
 Box = tuple[Extent, ...]
 """(first, count) along each dim."""
@@ -83,7 +90,7 @@ def windows_of(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
     """By dim of the input, the windows of an op on inputs of `shapes`; empty for an op that has none.
 
     There are none for averages that count the padding in some windows alone, nor for transposed convolutions with gaps
-    between windows. Interpolations that align corners, or are by no whole number, have none either.
+    between windows.
     """
     args = dict(op.args)
     if op.target not in WINDOWED:
@@ -123,15 +130,22 @@ def _transposed(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
 
 
 def _interpolated(op: Op, shape: Shape) -> dict[int, Window]:
-    """The windows of an interpolation that makes each place as many as a whole number says."""
+    """The windows of an interpolation to a size, or by factors, which are taken for the nearest simple fractions."""
     args = dict(op.args)
     sizes, factors = _each(args.get("output_size"), None), args.get("scale_factors")
-    by = [float(str(f)) for f in factors] if isinstance(factors, tuple) else []
-    count = len(sizes) or len(by)
-    each = [out / size for out, size in zip(sizes, shape[-count:], strict=True)] if sizes else by
-    if args.get("align_corners") or not count or any(f != int(f) for f in each):
+    by = [Fraction(str(f)).limit_denominator(_SIMPLE) for f in factors] if isinstance(factors, tuple) else []
+    first = len(shape) - len(sizes or by)
+    made = sizes or [int(n * f) for n, f in zip(shape[first:], by, strict=True)]
+    if not made or min(made) < 1 or (args.get("align_corners") and min(made) < 2):
         return {}
-    return {len(shape) - count + i: Window(2, 4 * f, 3 * f - 2, 2 * f) for i, f in enumerate(map(int, each))}
+    if args.get("align_corners"):
+        found = [Window(n - 1, 2 * m - 2, m - 2, m - 1) for n, m in zip(shape[first:], made, strict=True)]
+    else:
+        each = [Fraction(m, n) for n, m in zip(shape[first:], made, strict=True)] if sizes else by
+        found = [Window(2 * q, 4 * p, 3 * p - q - 1, 2 * p) for p, q in (f.as_integer_ratio() for f in each)]
+    if op.target == _CUBIC:
+        found = [Window(w.stride, w.reach + 2 * w.parts, w.before + w.parts, w.parts) for w in found]
+    return {first + i: window for i, window in enumerate(found)}
 
 
 def is_aligned(window: Window, size: int, out: int) -> bool:

@@ -242,7 +242,8 @@ class PlanOptions:
     def rings(self) -> bool:
         """Whether degrees or a pin split the length, so that `operators.ring` is tried however short sequences are."""
         return (self.mine is not None and Degrees.parse(self.mine).cp > 1) or any(
-            pin.partition("=")[2].strip().startswith(("ring ", "context ")) for pin in self.pins)
+            pin.partition("=")[2].strip().removeprefix("expert ").startswith(("ring ", "halves ", "context "))
+            for pin in self.pins)
 
     def limit(self, cluster: Cluster) -> float:
         """Bytes that a rank of `cluster` may hold."""

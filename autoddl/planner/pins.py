@@ -27,7 +27,7 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.strategies import ROLES, strategy
+from autoddl.planner.strategies import ROLES, check_experts, strategy
 from autoddl.pricing.space import Choice, Region, decided, everything
 
 __all__ = ["Pin", "allowed_meshes", "also_pinned", "check_pins", "mesh_allows", "parse_pin", "pin_meaning", "pinned",
@@ -161,9 +161,13 @@ def _both(one: Callable[[Graph, Mesh], Region], other: Callable[[Graph, Mesh], R
 
 
 def check_pins(pins: tuple[str, ...], graph: Graph) -> None:
-    """Raises InputError for a pin that matches nothing of the graph, and for two that contradict each other."""
+    """Raises InputError for a pin that matches nothing of the graph, and for two that contradict each other.
+
+    It also does for a role that takes experts apart, on a graph that has none.
+    """
     parsed = tuple(map(parse_pin, pins))
-    _roles(parsed)
+    if any(role.startswith("expert ") for role in _roles(parsed).values()):
+        check_experts(graph)
     pinned(tuple(pin for pin in parsed if pin.pattern), graph, Mesh.parse("one=1"))
 
 

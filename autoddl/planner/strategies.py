@@ -13,6 +13,7 @@ A word before these changes what is split:
 
     context data, context zero-1 ...   the length of the sequences instead of the batch
     ring data, ring zero-1 ...         the same, and keys and values of attention pass round a ring
+    halves data, halves zero-1 ...     the same, and ranks have all keys and trade halves of the queries
     expert ...                         as the rest says, but experts lie apart: parameters of 3 dims or more, along the
                                        first
     split tensor                       as `tensor`, and products read weights that are split wherever they can
@@ -38,6 +39,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.layout import B, Layout, Mesh, Split, State, is_legal
+from autoddl.core.stages import SEND
 from autoddl.operators.ring import ROUND, goes_round, is_attention
 from autoddl.operators.rules.table import options
 from autoddl.operators.windows import WINDOWED
@@ -46,9 +48,9 @@ from autoddl.planner.candidates import Candidate
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.space import Choice, Region
 
-__all__ = ["ROLES", "RolesRegion", "degrees_of", "grids_of_stages", "named_strategies", "strategy"]
+__all__ = ["ROLES", "RolesRegion", "check_experts", "degrees_of", "grids_of_stages", "named_strategies", "strategy"]
 
-_LENGTHS = ("context", "ring")
+_LENGTHS = ("context", "ring", "halves")
 """What is split by roles that split the length."""
 _STATES = ("data", "zero", "zero-1", "zero-2", "zero-3")
 _PLAIN = (*_STATES, "tensor", "split tensor", "whole tensor",
@@ -73,7 +75,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
     weights = _split_weights(place, [one.axis for one in axes if one.split in ("split", "whole")])
     forbidden = {one.split: [place.forbidden(t, one.split) for t in range(len(graph.tensors))]
                  for one in axes if one.is_tensor}
-    rings = frozenset(one.axis for one in axes if one.split == "ring")
+    sends = partial(_sends_as_asked, *_asked_to_send(axes))
 
     def stores(tensor: Tensor, choice: Choice) -> bool:
         zero = any(one.states.startswith("zero") for one in axes)
@@ -83,7 +85,7 @@ def strategy(graph: Graph, mesh: Mesh, roles: Mapping[str, str], whole: Graph | 
     def computes(op: Op, choice: Choice) -> bool:
         if any(choice.inputs[k][a] == B for k, a in weights.get(op.name, ())):
             return False
-        if op.target in ROUND and not (rings.issubset(choice.inner) and goes_round(op, choice.inputs[1], rings)):
+        if op.target in ROUND and not sends(op, choice.inner, choice.inputs[1]):
             return False
         if op.target in WINDOWED and choice.inner:
             return False
@@ -176,10 +178,9 @@ class _Place:
     """A graph on a mesh, with what is asked of it again and again; of a stage, `whole` is what it is a part of."""
 
     def __init__(self, graph: Graph, whole: Graph, mesh: Mesh) -> None:
-        self.graph, self.mesh = graph, mesh
+        self.graph, self.whole, self.mesh = graph, whole, mesh
         self.behind = {op.outputs[0]: op.inputs[0] for op in graph.ops if op.target == HUB}
         self.tied = {graph.tensors[i].name for i in self.behind.values()}
-        self.stacks = any(t.kind is Kind.PARAMETER and len(t.shape) >= _STACKED for t in whole.tensors)
         inputs = [t for t in _given(whole) if t.shape]
         self.batches = frozenset(t.shape[0] for t in inputs)
         self.batch, self.length = inputs[0].shape[0] if inputs else None, _length(inputs)
@@ -218,21 +219,48 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     if splits.intersection(_LENGTHS) and place.length is None:
         raise InputError("the length of sequences is dim 1 of a first input of tokens, or of one of 3 dims, and this "
                          "model has none: leave cp out")
-    if apart and not place.stacks:
-        raise InputError("experts lie apart where a parameter holds all of them along its first dim, and no parameter "
-                         "of this model has 3 dims: leave ep out")
-    around = [one.axis for one in axes if one.split == "ring"]
-    stays = next((op for op in place.graph.ops if around and is_attention(op) and not any(
-        set(around) <= set(one.inner) and goes_round(op, one.inputs[1], around)
-        for one in options(op, place.graph, place.mesh))), None)
+    if apart:
+        check_experts(place.whole)
+    rings, halves = _asked_to_send(axes)
+    stays = next((op for op in place.graph.ops if rings | halves and is_attention(op) and not any(
+        _sends_as_asked(rings, halves, op, one.inner, one.inputs[1]) for one in options(op, place.graph, place.mesh))),
+        None)
     if stays is not None:
-        raise InputError(f"keys and values of {stays.module or stays.name} ({stays.target}) cannot go round a ring, "
-                         "because of dropout or of a length that the ranks, or twice the ranks where causal or under a "
-                         "mask of FlexAttention, do not divide: leave ring out, or choose another cp")
+        raise InputError(_stays(stays, "ring" if rings else "halves"))
     whole = next(filter(partial(_needs_all, place), place.graph.ops), None) if apart else None
     if whole is not None:
         raise InputError(f"{whole.module or whole.name} picks among all experts at once ({whole.target}), so that they "
                          "cannot lie apart: leave ep out, or multiply by all of them, as with torch.bmm")
+
+
+def _asked_to_send(axes: Sequence[_AxisRole]) -> tuple[frozenset[int], frozenset[int]]:
+    """The axes over which keys of attention are to pass round, and those over which halves of queries are traded."""
+    rings, halves = (frozenset(one.axis for one in axes if one.split == split) for split in ("ring", "halves"))
+    return rings, halves
+
+
+def _sends_as_asked(rings: frozenset[int], halves: frozenset[int], op: Op, inner: Sequence[int], keys: Layout) -> bool:
+    """Whether attention that communicates over axes `inner` does over all of `rings` and `halves`, each in its way."""
+    return rings | halves <= set(inner) and (not rings or goes_round(op, keys, rings)) and (
+        not halves or (op.target in ROUND and all(keys[a] == B for a in halves)))
+
+
+def _stays(op: Op, split: str) -> str:
+    """Says why attention does not send as a role asks."""
+    what, ends = ("keys and values of {} cannot go round a ring", "choose another cp") if split == "ring" else (
+        "ranks cannot trade halves of the queries of {}", "take 'context' in place of 'halves'")
+    even = " that the ranks, or twice the ranks where causal or under a mask of FlexAttention, do not divide" if (
+        split == "ring") else " that twice the ranks do not divide, or because it is neither causal nor under a mask"
+    return (f"{what.format(f'{op.module or op.name} ({op.target})')}, because of dropout or of a length{even}: "
+            f"leave {split} out, or {ends}")
+
+
+def check_experts(graph: Graph) -> None:
+    """Raises InputError where a model has no experts that could lie apart; a stage may have none."""
+    is_stage = any(op.target in (SEND, RECEIVE) for op in graph.ops)
+    if not is_stage and not any(t.kind is Kind.PARAMETER and len(t.shape) >= _STACKED for t in graph.tensors):
+        raise InputError("experts lie apart where a parameter holds all of them along its first dim, and no parameter "
+                         "of this model has 3 dims: leave ep out")
 
 
 def _split_weights(place: _Place, axes: Sequence[int]) -> dict[str, list[tuple[int, int]]]:

@@ -6,11 +6,13 @@ over the uplink. In an all-to-all, each member sends every other an equal piece 
     all-reduce 2 (n-1)/n N,  all-gather and reduce-scatter (n-1)/n N    if the next member is outside
     all-to-all N/n                                                      for every member outside
     halo: what a member reads of the piece                              for every member outside
+    traded halves: N/2 of each half                                     if its member is outside
     sparse all-reduce 2 N/n                                             for every member outside
 
 Where the cost model chooses messages of the runtime, their bytes are counted. To switches that reduce, a unit sends all
 N bytes of the buffer once, if members are outside. The reduce-scatter of gloo sends as many bytes as its all-reduce.
-Messages between stages leave a unit if their receiver is outside.
+Messages between stages leave a unit if their receiver is outside. As many halves come back to a unit as have left it:
+trades back count like those there. Tokens count as spread evenly over the ranks of their experts.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +27,7 @@ from autoddl.core.sparse import SPARSE
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Algorithm, Cluster, Group, collective, sent_bytes
 from autoddl.operators.expert_sizes import EXCHANGE
+from autoddl.operators.ring import ROUND, half_goes_to
 from autoddl.operators.rules.places import halo_parts
 from autoddl.operators.windows import HALO
 from autoddl.schedule import message_programs
@@ -98,8 +101,8 @@ def _leaving(plan: Plan, graph: Graph, sent: PlannedCollective, group: tuple[int
              ) -> Callable[[range], float]:
     """The bytes of one collective that the rank sends out of a unit."""
     cluster, extents = planned_cluster(plan), group_over(plan.mesh, sent.axes)
-    if sent.kind == HALO:
-        parts = _halo(plan, graph, sent, plan.mesh.coordinate(rank))
+    parts = _parts(plan, graph, sent, group, rank)
+    if parts:
         return lambda unit: float(sum(part for part, one in zip(parts, group, strict=True) if one not in unit))
     if cluster is not None and _in_switches(cluster, sent, extents):
         return partial(rising_bytes, sent.nbytes, group, rank)
@@ -109,12 +112,18 @@ def _leaving(plan: Plan, graph: Graph, sent: PlannedCollective, group: tuple[int
     return lambda unit: leaving_bytes(kind, sent.nbytes, group, rank, unit, ways)
 
 
-def _halo(plan: Plan, graph: Graph, sent: PlannedCollective, at: tuple[int, ...]) -> tuple[int, ...]:
-    """The bytes of a halo for each member of the group."""
+def _parts(plan: Plan, graph: Graph, sent: PlannedCollective, group: tuple[int, ...], rank: int) -> tuple[float, ...]:
+    """The bytes of a halo, or of traded halves, for each member of the group; () for other collectives."""
+    if sent.kind not in (HALO, EXCHANGE):
+        return ()
     op = next(op for op in graph.ops if op.name == sent.origin)
+    if sent.kind == EXCHANGE:
+        place, ranks = group.index(rank), len(group)
+        to = [half_goes_to(2 * place + half, ranks) for half in (0, 1)] if op.target in ROUND else []
+        return tuple(sent.nbytes / 2 * to.count(member) for member in range(ranks)) if to else ()
     option = option_of(op, graph, plan.mesh, plan.index().decisions.get(op.name))
-    back = sent.direction == "backward" and not sent.again
-    return halo_parts(op, graph, option.inputs[0], plan.mesh, option.inner, at, back)
+    back, at = sent.direction == "backward" and not sent.again, plan.mesh.coordinate(rank)
+    return tuple(map(float, halo_parts(op, graph, option.inputs[0], plan.mesh, option.inner, at, back)))
 
 
 def _in_switches(cluster: Cluster, sent: PlannedCollective, extents: Group) -> bool:

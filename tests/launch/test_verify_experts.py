@@ -53,6 +53,19 @@ def test_tokens_that_are_sent_to_their_experts_compute_what_one_process_does(fam
 
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen3Moe"])
+def test_tokens_are_sent_to_their_experts_in_every_stage(family: str) -> None:
+    """Stages that have no experts are weighed too, under the role that takes experts apart."""
+    made = factory(family, layers=2)
+    plan = planned(made, stages=(2,), microbatches=(2,), pins=("pair=expert data", "*experts: pair=S(0)"), workers=1)
+    assert plan.pipeline is not None and all(sends(stage.plan) for stage in plan.pipeline.stages)
+    assert plan.bound > 0.99 * plan.predicted.seconds
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "seed"), [(name, seed) for name in ("switch", "qwen3_next") for seed in range(4)])
 def test_experts_with_a_capacity_and_beside_delta_rules_compute_what_one_process_does(name: str, seed: int) -> None:
     """The first of twenty random plans that splits a layer of experts."""

@@ -50,7 +50,8 @@ def halos(plan: Plan, graph: Graph, rank: int = 0) -> list[PlannedCollective]:
 @pytest.mark.ranks
 @parametrize_or_slow("pins,sizes", [(rows("conv2d*", "conv_transpose2d*"), {"B": 1, "side": 42, "up": "transposed"})],
                      [(ROWS, {"B": 1, "side": 42}), (BLOCKS, {"B": 1}), (BLOCKS, {"B": 3, "side": 38}),
-                      (ROWS, {"B": 2}), (rows("conv2d*", "upsample*"), {"B": 1, "side": 42, "up": "bilinear"})])
+                      (ROWS, {"B": 2}), *((rows("conv2d*", "upsample*"), {"B": 1, "side": 42, "up": up})
+                                          for up in ("bilinear", "bicubic", "aligned"))])
 def test_split_images_compute_what_one_process_does_and_send_what_is_planned(pins: tuple[str, ...],
                                                                              sizes: dict[str, int | str]) -> None:
     plan, made, graph = split_image(zoo.__file__, "segmenter", pins, **sizes)

@@ -26,6 +26,7 @@ from autoddl.operators.windows import HALO, PLACE, Window, halo_elements, wanted
 SAME = case("aten.conv2d.default", f(1, 4, 11, 9), f(6, 4, 3, 3), f(6), [1, 1], [1, 1])
 STRIDED = case("aten.conv2d.default", f(1, 4, 12, 13), f(6, 4, 5, 3), None, [2, 3], [2, 0])
 BACK = case("aten.conv_transpose2d.input", f(1, 4, 9, 8), f(4, 5, 3, 5), f(5), [2, 3], [1, 0], [1, 2], 1, [1, 2])
+CUBIC = case("aten.upsample_bicubic2d.vec", f(1, 2, 6, 7), [11, 10], True, None)
 DRAWN = case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), None, False, [2.0, 3.0])
 CASES = [
     SAME, STRIDED, BACK, DRAWN,
@@ -46,6 +47,11 @@ CASES = [
     case("aten.convolution.default", f(1, 6, 9, 9), f(6, 7, 3, 3), f(7), [2, 2], [1, 1], [1, 1], True, [1, 1], 1),
     case("aten.upsample_linear1d.vec", f(2, 6, 7), [21], False, None),
     case("aten.upsample_trilinear3d.vec", f(1, 2, 5, 6, 7), [10, 6, 14], False, None),
+    case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [10, 8], False, None),
+    case("aten.upsample_bilinear2d.vec", f(1, 3, 9, 10), None, False, [1.5, 0.3]),
+    case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [14, 9], True, None),
+    case("aten.upsample_bicubic2d.vec", f(1, 3, 7, 9), None, False, [2.0, 1.4]),
+    CUBIC,
     case("aten.group_norm.default", f(2, 6, 7, 5), 3, f(6), f(6)),
     case("aten._native_batch_norm_legit_functional.default", f(1, 6, 7, 5), f(6), f(6), f(6), f(6), True, 0.1, 1e-5)]
 
@@ -71,10 +77,9 @@ def test_a_split_image_is_computed_as_on_one_device(mesh: str) -> None:
     case("aten.avg_pool2d.default", f(2, 3, 11, 12), [3, 3], [2, 1], [1, 1], False, False),
     case("aten.avg_pool2d.default", f(2, 3, 11, 12), [2, 2], [2, 2], [0, 0], True),
     case("aten.conv_transpose2d.input", f(2, 6, 4, 4), f(6, 3, 2, 2), f(3), [3, 3]),
-    case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [14, 10], True, None),
-    case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [10, 8], False, None)], ids=[
-        "counts", "ceil", "gaps", "corners", "parts"])
-def test_windows_that_count_or_have_gaps_and_places_that_become_a_part_are_not_split(one: Case) -> None:
+    case("aten._upsample_bicubic2d_aa.vec", f(1, 3, 7, 5), [10, 8], False, None)], ids=[
+        "counts", "ceil", "gaps", "smoothed"])
+def test_windows_that_count_or_have_gaps_and_smoothed_places_are_not_split(one: Case) -> None:
     assert halved(one, Mesh.parse("x=2")) == []
 
 
@@ -101,7 +106,8 @@ def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_Threads, "exchange", recording)
     place = Mesh.parse(mesh)
-    for one, picked in [(call, o) for call in (SAME, STRIDED, BACK, DRAWN) for o in halved(call, place) if o.inner]:
+    calls = SAME, STRIDED, BACK, DRAWN, CUBIC
+    for one, picked in [(call, o) for call in calls for o in halved(call, place) if o.inner]:
         issued.clear()
         counts.clear()
         assert check(one, picked, place) == ()
@@ -135,8 +141,9 @@ def test_inner_ranks_send_a_row_to_either_side() -> None:
     (case("aten.max_pool2d.default", torch.randn(1, 8, 64, 64), [3, 3], [2, 2], [1, 1]), 0.0),
     (case("aten.conv_transpose2d.input", *(torch.randn(s) for s in ((1, 8, 64, 64), (8, 8, 4, 4), (8,))), [2, 2], [1, 1]
           ), 0.15),
-    (case("aten.upsample_bilinear2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1)],
-                         ids=["convolution", "pool", "transposed", "interpolation"])
+    (case("aten.upsample_bilinear2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1),
+    (case("aten.upsample_bicubic2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1)],
+                         ids=["convolution", "pool", "transposed", "interpolation", "cubic"])
 def test_a_rank_holds_what_is_planned(one: Case, more: float) -> None:
     """Rank 1 of 4, whose neighbours both send a row; backward of the last two is planned as a part `more`."""
     mesh = Mesh.parse("x=4")

@@ -1,6 +1,9 @@
 """The search over rings of attention: the best of all plans by trying all, taken where it pays, offered where asked."""
 
 import re
+from itertools import product
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +18,17 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh, Split
 from autoddl.cost_models import load_cluster
+from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.rings import ring_text
+from autoddl.operators.expert_sizes import EXCHANGE
+from autoddl.operators.kernels.halves import Ranks
 from autoddl.operators.ring import ATTENTION, LONG, with_rings
+from autoddl.planner.question import rebuild
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, variables
+from autoddl.schedule.traffic import traffic
+from autoddl.schedule.uplink_bytes import _leaving
 from autoddl.search import solve
 
 
@@ -98,8 +107,36 @@ def test_a_ring_has_a_name_and_is_said_in_words(asked: dict[str, object]) -> Non
     assert ring_text(autoddl.plan(Model(), LAPTOP, (IDS,))) == ""
 
 
+HALVES = ("machine=halves data", "pair=halves data")
+
+
+def test_traded_halves_have_a_name_and_leave_a_unit_as_the_kernel_sends_them() -> None:
+    plan = autoddl.plan(Model(), LAPTOP, (IDS,), mesh="machine=2,pair=2", pins=HALVES)
+    assert ring_text(plan) == ("of 1 operator halves of the queries are traded, so that work is even, among 4 ranks "
+                               "over machine+pair")
+    assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+    graph, parts = graph_of_plan(plan), dict[tuple[int, bool], tuple[int, ...]]()
+    for rank, there in product(range(4), (True, False)):
+        def noting(rows: Tensor, sent: tuple[int, ...], *_: object, at: tuple[int, bool] = (rank, there), **__: object
+                   ) -> Tensor:
+            parts[at] = sent
+            return rows
+        Ranks(cast(Any, SimpleNamespace(exchanged=noting)), rank, 4).trade((torch.zeros(1, 1, 4, 8),), there)
+    every = [[one for one in traffic(plan, graph, plan.mesh.coordinate(rank)) if one.kind == EXCHANGE]
+             for rank in range(4)]
+    assert [len(one) for one in every] == [4] * 4
+    for unit, there in product((range(1), range(1, 2), range(2), range(1, 4)), (True, False)):
+        left = sum(n for rank in unit for to, n in enumerate(parts[rank, there]) if to not in unit)
+        assert left > 0
+        for number in range(4):
+            counted = sum(_leaving(plan, graph, every[rank][number], (0, 1, 2, 3), rank)(unit) for rank in unit)
+            assert counted == left * every[0][number].nbytes / 2
+
+
 def test_a_ring_that_cannot_go_round_says_why() -> None:
     with pytest.raises(InputError, match=re.escape("of dropout or of a length")):
         autoddl.plan(Model(0.1), LAPTOP, (IDS,), mine="cp=4,ring")
     with pytest.raises(InputError, match=re.escape("of dropout or of a length")):
         autoddl.plan(Model(), LAPTOP, (IDS[:, :12],), mine="cp=4,ring")
+    with pytest.raises(InputError, match=r"ranks cannot trade halves of the queries of .* take 'context' in place"):
+        autoddl.plan(Model(0.1), LAPTOP, (IDS,), mesh="machine=2,pair=2", pins=HALVES)

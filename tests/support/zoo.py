@@ -256,7 +256,9 @@ def segmenter(B: int = 1, side: int = 40, classes: int = 3, up: str = "nearest",
               dtype: torch.dtype = torch.float32) -> Made:
     """A class for every pixel: down by a stride and a pool, depthwise with holes, `up` by neighbours or windows."""
     torch.manual_seed(0)
-    grow = nn.ConvTranspose2d(8, 8, 4, 2, 1) if up == "transposed" else nn.Upsample(scale_factor=2.0, mode=up)
+    aligned = {"mode": "bilinear", "align_corners": True}
+    grow = nn.ConvTranspose2d(8, 8, 4, 2, 1) if up == "transposed" else nn.Upsample(scale_factor=2.0, **(
+        aligned if up == "aligned" else {"mode": up}))
     layers = (nn.Conv2d(3, 8, 3, 1, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.MaxPool2d(3, 1, 1),
               nn.Conv2d(8, 8, 3, padding="same", dilation=2, groups=4), nn.GroupNorm(2, 8), nn.SiLU(),
               nn.Conv2d(8, 8, 1), nn.AvgPool2d(3, 1, 1), grow, nn.Conv2d(8, 8, 3, 1, 1),

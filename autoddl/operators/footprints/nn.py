@@ -161,15 +161,20 @@ def _cut(call: LocalOp, found: Footprint) -> Footprint:
 def interpolation_footprint(call: LocalOp) -> Footprint:
     """Keeps nothing. Where places are split, the input with its halo is drawn out along one dim after the other.
 
-    It keeps for each place two numbers, int64, and a share. The two inputs that a place lies between exist with what is
-    between, what the last dim is drawn out from, and more numbers. In backward their gradients do."""
+    It keeps for each place the numbers, int64, of the inputs it lies between, and their shares. Two linear inputs exist
+    with what is between; of four cubic ones one exists with the sum so far. What the last dim is drawn out from does
+    too, and more numbers. In backward the gradients of two linear inputs exist. Of cubic ones one does, and three of
+    what the last dim is drawn out from, two and their sum, when the piece is gone."""
     if not call.sends:
         return Footprint()
-    windows, x = call.windows, call.inputs[0]
-    last = max(windows)
-    lines = float(sum((16 + x.itemsize) * call.outputs[0][d] for d in windows))
-    drawn = call.nbytes / (windows[last].parts // 2) if len(windows) > 1 else around(call).beside
-    return Footprint(extra=lines, during=2 * call.nbytes + drawn + 24.0 * call.outputs[0][last], back=2 * call.nbytes)
+    windows, x, out = call.windows, call.inputs[0], call.outputs[0]
+    last, cubic = max(windows), "cubic" in call.op.target
+    numbers, shares = (4, 4) if cubic else (2, 1)
+    lines = float(sum((8 * numbers + x.itemsize * shares) * out[d] for d in windows))
+    here = padded_shape(x.shape, out, windows)[last] / out[last]
+    drawn = call.nbytes * here if len(windows) > 1 else around(call).beside
+    back = call.nbytes + 3 * drawn - x.nbytes if cubic else 2 * call.nbytes
+    return Footprint(extra=lines, during=(1 if cubic else 2) * call.nbytes + drawn + 24.0 * out[last], back=back)
 
 
 def around(call: LocalOp) -> Footprint:

@@ -2,7 +2,7 @@
 
     x here  ->  x with its halo, padded by hand  ->  the op itself without padding  ->  y here
     transposed      what is made begins and ends beside y: it is cut, or zeros are added, and then the bias
-    interpolation   y = (1 - w) x[i] + w x[i + 1] along each dim, by the numbers i of all inputs
+    interpolation   y = (1 - w) x[i] + w x[i + 1] along each dim, by the numbers i of all inputs; cubic: of four
 
 What goes where is in `operators.windows`. In backward the gradients of the halo go home and are added up.
 """
@@ -94,15 +94,28 @@ class _Halo:
         return here if bias is None else here + bias.view(-1, *(1,) * len(self.windows))
 
     def interpolated(self, x: Tensor) -> Tensor:
-        """The outputs here of a linear interpolation."""
-        found, reads = self.around(x, 0.0), self.reads(self.site.coordinate)
+        """The outputs here of an interpolation."""
+        found = self.around(x, 0.0)
         for d, window in self.windows.items():
-            (first, count), size = self.site.output_extents()[d], self.site.inputs[0].shape[d]
-            numbers = torch.arange(first, first + count, device=x.device, dtype=torch.float64)
-            at = (numbers + 0.5) / (window.parts // 2) - 0.5
-            low, high = ((at.floor().long() + more).clamp(0, size - 1) - reads[d][0] for more in (0, 1))
-            share = (at - at.floor()).to(x.dtype).view(-1, *(1,) * (x.dim() - d - 1))
-            found = found.index_select(d, low).lerp(found.index_select(d, high), share)
+            first, count = self.site.output_extents()[d]
+            numbers = torch.arange(first, first + count, device=x.device)
+            at = numbers * window.stride - window.before + window.parts - 1
+            share = (at % window.parts).to(torch.float64) / window.parts
+            lowest = at.div_(window.parts, rounding_mode="floor")
+            found = self.between(found, d, lowest, share.to(x.dtype).view(-1, *(1,) * (x.dim() - d - 1)))
+        return found
+
+    def between(self, x: Tensor, d: int, lowest: Tensor, share: Tensor) -> Tensor:
+        """What lies between inputs along dim d, from the `lowest` of each on, at a `share` of the way."""
+        size, start = self.site.inputs[0].shape[d], self.reads(self.site.coordinate)[d][0]
+        if self.windows[d].reach <= 2 * self.windows[d].parts:
+            low, high = ((lowest + more).clamp(0, size - 1) - start for more in (0, 1))
+            return x.index_select(d, low).lerp(x.index_select(d, high), share)
+        places = [(lowest + more).clamp_(0, size - 1) - start for more in range(4)]
+        weights = _cubic(share)
+        found = x.index_select(d, places[0]) * weights[0]
+        for place, weight in zip(places[1:], weights[1:], strict=True):
+            found.addcmul_(x.index_select(d, place), weight)
         return found
 
     def owns(self, at: tuple[int, ...]) -> Box:
@@ -175,6 +188,19 @@ class _Around(torch.autograd.Function):
             if part.numel():
                 _part(found, box).add_(part)
         return found, None, None
+
+
+def _cubic(share: Tensor) -> list[Tensor]:
+    """The weights of four neighbours at a share of the way from the second to the third (Keys 1981, a = -3/4)."""
+    a = -0.75
+
+    def near(x: Tensor) -> Tensor:
+        return ((a + 2) * x - (a + 3)) * x * x + 1
+
+    def far(x: Tensor) -> Tensor:
+        return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+
+    return [far(share + 1), near(share), near(1 - share), far(2 - share)]
 
 
 def _inside(box: Box, place: Box) -> Box:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autoddl.operators.kernels.site import Site
+from autoddl.operators.ring import half_goes_to
 
 __all__ = ["Ranks", "traded", "traded_back"]
 
@@ -61,10 +62,7 @@ class Ranks:
 
     def _halves(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """(half, rank) by rank: where this rank's halves go, then whence those come that it computes with."""
-        def owner(chunk: int) -> int:
-            return min(chunk, 2 * self.count - 1 - chunk)
-
-        own = [(0, owner(2 * self.place)), (1, owner(2 * self.place + 1))]
+        own = [(half, half_goes_to(2 * self.place + half, self.count)) for half in (0, 1)]
         head = [(half, chunk // 2) for half, chunk in enumerate(self.chunks(self.place))]
         return sorted(own, key=lambda half: half[1]), sorted(head, key=lambda half: half[1])
 

@@ -1,7 +1,7 @@
 """Rules of operators on images, volumes and signals: dims before the channels and the channels split, places do not.
 
     upsample            "b c . . -> b c . . | 0"                    linear in the image, whatever the interpolation
-    linear              the same, and S(place) -> S(place)          by a whole number, with halos (`places`)
+    linear, cubic       the same, and S(place) -> S(place)          with halos (`places`)
     nearest             "b c h w -> b c (h .:2) (w .:2) | 0"        by a whole number each place becomes a block
     im2col              "b c . . -> b (c .) . | 0"                  a column has every channel's window; col2im back
     pixel shuffle       "b (c .:4) h w -> b c (h .:2) (w .:2) | 0"  an image may be cut: each place becomes a block
@@ -36,7 +36,7 @@ def _image(op: Op, inputs: Tensors, outputs: Tensors) -> str:
 
 
 def _interpolated(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
-    """Linear interpolation: places are split as `places` says, where each becomes a whole number of them."""
+    """Linear and cubic interpolation: places are split as `places` says."""
     return Rule(_image(op, inputs, outputs), halo_signatures(op, inputs, outputs))
 
 
@@ -106,7 +106,7 @@ def _meshgrid(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     return rule_text([[a] for a in letters], [line] * len(outputs))
 
 
-LINEAR = """upsample_bicubic2d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
+LINEAR = """_upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec
     reflection_pad1d.default reflection_pad2d.default reflection_pad3d.default replication_pad1d.default
     replication_pad2d.default replication_pad3d.default"""
 
