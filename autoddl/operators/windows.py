@@ -11,6 +11,7 @@ Output o along a dim looks at `reach` places, of which the first may lie in the 
     aligned, n to m       of those beside o (n - 1) / (m - 1):
                           stride = n - 1, before = m - 2, reach = 2 m - 2                            parts = m - 1
     cubic                 of two on either side: before one part more, reach two parts more
+    roll by s             stride = 1, before = s, reach = 1, and the ends of the dim meet              around = its size
 
 The ranks of a group have consecutive pieces of the input and of the output. A rank with the outputs [a, b) reads
 
@@ -34,9 +35,9 @@ from itertools import product
 from autoddl.core.graph import Op, Value
 from autoddl.core.layout import Axis, B, Extent, Layout, Mesh, Split, extents
 
-__all__ = ["HALO", "INTERPOLATED", "PLACE", "TRANSPOSED", "WINDOWED", "Box", "Shape", "Window", "common", "halo_box",
-           "halo_elements", "is_aligned", "is_transposed", "padded_shape", "place_name", "read_box", "wanted",
-           "windows_of"]
+__all__ = ["HALO", "INTERPOLATED", "PLACE", "ROLL", "TRANSPOSED", "WINDOWED", "Box", "Shape", "Window", "common",
+           "halo_box", "halo_elements", "is_aligned", "is_transposed", "is_whole", "padded_shape", "place_name",
+           "read_box", "wanted", "windows_of"]
 
 HALO = "halo"
 """The kind of a message in which each rank of a group sends what its neighbours need."""
@@ -49,7 +50,9 @@ TRANSPOSED = frozenset(f"aten.conv_transpose{end}" for end in ("1d.default", "2d
 _CUBIC = "aten.upsample_bicubic2d.vec"
 INTERPOLATED = frozenset((_CUBIC, *(f"aten.upsample_{kind}d.vec" for kind in ("linear1", "bilinear2", "trilinear3"))))
 """Targets of linear and cubic interpolations."""
-WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, *TRANSPOSED, *INTERPOLATED, "aten.convolution.default"))
+ROLL = "aten.roll.default"
+"""The target that moves an image along itself, round its ends."""
+WINDOWED = frozenset((*_CONVOLUTIONS, *_POOLS, *TRANSPOSED, *INTERPOLATED, ROLL, "aten.convolution.default"))
 """Targets of ops that look through windows."""
 _SIMPLE = 10**6
 """The largest denominator of a factor."""
@@ -66,6 +69,8 @@ class Window:
     reach: int
     before: int
     parts: int = 1
+    around: int = 0
+    """The size of a dim whose ends meet; 0 where they do not."""
 
     def first(self, out: int) -> int:
         """The first input at which an output looks; below 0 in the padding."""
@@ -97,6 +102,8 @@ def windows_of(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
         return {}
     if op.target in INTERPOLATED:
         return _interpolated(op, shapes[0])
+    if op.target == ROLL:
+        return _rolled(op, shapes[0])
     if is_transposed(op):
         return _transposed(op, shapes)
     pools = op.target in _POOLS
@@ -148,6 +155,20 @@ def _interpolated(op: Op, shape: Shape) -> dict[int, Window]:
     return {first + i: window for i, window in enumerate(found)}
 
 
+def _rolled(op: Op, shape: Shape) -> dict[int, Window]:
+    """The windows of a roll along dims, by fewer places than their sizes."""
+    args, moved = dict(op.args), dict[int, int]()
+    for dim, shift in zip(_each(args.get("dims"), None), _each(args.get("shifts"), None), strict=False):
+        moved[dim % len(shape)] = moved.get(dim % len(shape), 0) + shift
+    by = {d: shift % shape[d] for d, shift in moved.items() if shape[d]}
+    return {d: Window(1, 1, shift, 1, shape[d]) for d, shift in by.items() if shift}
+
+
+def is_whole(window: Window, own: Extent) -> bool:
+    """Whether a rank has all of a dim whose ends meet: it reads what it has, and moves it itself."""
+    return 0 < window.around == own[1]
+
+
 def is_aligned(window: Window, size: int, out: int) -> bool:
     """Whether the pieces of `out` outputs need nothing but the pieces of `size` inputs above them."""
     if window.parts > 1:
@@ -168,6 +189,17 @@ def common(one: Extent, other: Extent) -> Extent:
     return first, max(0, min(sum(one), sum(other)) - first)
 
 
+def _met(own: Extent, read: Extent, window: Window | None) -> Extent:
+    """(first, count) of what a rank has of what another one reads. Round the ends of a dim this is one piece too."""
+    found = common(own, read)
+    if window is None or not window.around or found[1]:
+        return found
+    if is_whole(window, own):
+        return own
+    first, count = common((own[0] - window.around, own[1]), read)
+    return first + window.around, count
+
+
 def padded_shape(shape: Shape, out: Shape, windows: dict[int, Window]) -> Shape:
     """The most that a rank computes outputs of shape `out` from: its piece of `shape`, halo and padding."""
     return tuple(_most(windows[d], out[d]) if d in windows else size for d, size in enumerate(shape))
@@ -182,14 +214,16 @@ def read_box(shape: Shape, outputs: Shape, windows: Mapping[int, Window], layout
              at: tuple[int, ...]) -> Box:
     """What the rank at `at` computes its outputs from, which may lie beyond the edges; arguments as `halo_elements`."""
     own, out = (extents(sizes, layout, mesh, at) for sizes in (shape, outputs))
-    return tuple(wanted(windows[d], out[d]) if d in windows else box for d, box in enumerate(own))
+    return tuple(wanted(windows[d], out[d]) if d in windows and not is_whole(windows[d], box) else box
+                 for d, box in enumerate(own))
 
 
 def halo_box(shape: Shape, outputs: Shape, windows: Mapping[int, Window], layout: Layout, mesh: Mesh,
              sender: tuple[int, ...], receiver: tuple[int, ...]) -> Box:
     """What the rank at `receiver` reads of the piece of that at `sender`; arguments as `halo_elements`."""
     read = read_box(shape, outputs, windows, layout, mesh, receiver)
-    return tuple(common(own, one) for own, one in zip(extents(shape, layout, mesh, sender), read, strict=True))
+    return tuple(_met(own, one, windows.get(d)) for d, (own, one) in enumerate(
+        zip(extents(shape, layout, mesh, sender), read, strict=True)))
 
 
 @lru_cache(maxsize=100_000)
@@ -225,9 +259,9 @@ def _along(size: int, out: int, window: Window, parts: tuple[int, ...]) -> dict[
     own, need = {}, {}
     for at in product(*(range(n) for n in parts)):
         own[at], out_here = (extents((n,), layout, mesh, (0, *at))[0] for n in (size, out))
-        need[at] = common(wanted(window, out_here), (0, size))
-    return {at: (sum(common(mine, other)[1] for other in need.values()),
-                 sum(common(other, need[at])[1] for other in own.values()), common(mine, need[at])[1])
+        need[at] = own[at] if is_whole(window, own[at]) else wanted(window, out_here)
+    return {at: (sum(_met(mine, other, window)[1] for other in need.values()),
+                 sum(_met(other, need[at], window)[1] for other in own.values()), _met(mine, need[at], window)[1])
             for at, mine in own.items()}
 
 

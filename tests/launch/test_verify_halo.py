@@ -20,7 +20,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.explain.rings import places_text
-from autoddl.operators.windows import HALO, WINDOWED
+from autoddl.operators.windows import HALO, ROLL, WINDOWED
 from autoddl.planner.question import rebuild
 from autoddl.pricing.space import variables
 from autoddl.schedule.traffic import PlannedCollective, traffic
@@ -74,6 +74,19 @@ def test_the_search_splits_one_large_image() -> None:
     plan, made, graph = split_image(UNET, "unet", (), batch=1, side=128)
     checked = verified(plan, made)
     assert len(halos(plan, graph)) > 10 and checked.passed and checked.collective_mismatches == 0, checked
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", ["S(1)", "S(2)"])
+def test_windows_of_attention_are_split_and_rolled_over_the_edges_of_pieces(pair: str) -> None:
+    """A Swin of one image, whose windows move by half: rows over both axes, and rows and columns."""
+    plan, made, graph = split_image(zoo.__file__, "swin", ("roll*: machine=S(1)", f"roll*: pair={pair}"))
+    rolls = [one for one in plan.decisions if one.target == ROLL]
+    assert len(rolls) == 2 and len(halos(plan, graph)) == 4
+    assert rebuild(plan).problem.cost(rebuild(plan).choice) == pytest.approx(plan.predicted.seconds, rel=1e-12)
+    checked = verified(plan, made)
+    assert checked.passed and checked.collective_mismatches == 0, checked
 
 
 class _Drawn(nn.Module):

@@ -26,6 +26,7 @@ from autoddl.operators.windows import HALO, PLACE, Window, halo_elements, wanted
 SAME = case("aten.conv2d.default", f(1, 4, 11, 9), f(6, 4, 3, 3), f(6), [1, 1], [1, 1])
 STRIDED = case("aten.conv2d.default", f(1, 4, 12, 13), f(6, 4, 5, 3), None, [2, 3], [2, 0])
 BACK = case("aten.conv_transpose2d.input", f(1, 4, 9, 8), f(4, 5, 3, 5), f(5), [2, 3], [1, 0], [1, 2], 1, [1, 2])
+ROLLED = case("aten.roll.default", f(1, 8, 10, 2), [-2, -3], [1, 2])
 CUBIC = case("aten.upsample_bicubic2d.vec", f(1, 2, 6, 7), [11, 10], True, None)
 DRAWN = case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), None, False, [2.0, 3.0])
 CASES = [
@@ -51,7 +52,7 @@ CASES = [
     case("aten.upsample_bilinear2d.vec", f(1, 3, 9, 10), None, False, [1.5, 0.3]),
     case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [14, 9], True, None),
     case("aten.upsample_bicubic2d.vec", f(1, 3, 7, 9), None, False, [2.0, 1.4]),
-    CUBIC,
+    CUBIC, ROLLED, case("aten.roll.default", f(1, 9, 3), [4, 2], [1, -1]),
     case("aten.group_norm.default", f(2, 6, 7, 5), 3, f(6), f(6)),
     case("aten._native_batch_norm_legit_functional.default", f(1, 6, 7, 5), f(6), f(6), f(6), f(6), True, 0.1, 1e-5)]
 
@@ -106,7 +107,7 @@ def test_ranks_send_what_is_priced(mesh: str, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(_Threads, "exchange", recording)
     place = Mesh.parse(mesh)
-    calls = SAME, STRIDED, BACK, DRAWN, CUBIC
+    calls = SAME, STRIDED, BACK, DRAWN, CUBIC, ROLLED
     for one, picked in [(call, o) for call in calls for o in halved(call, place) if o.inner]:
         issued.clear()
         counts.clear()
@@ -142,10 +143,11 @@ def test_inner_ranks_send_a_row_to_either_side() -> None:
     (case("aten.conv_transpose2d.input", *(torch.randn(s) for s in ((1, 8, 64, 64), (8, 8, 4, 4), (8,))), [2, 2], [1, 1]
           ), 0.15),
     (case("aten.upsample_bilinear2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1),
-    (case("aten.upsample_bicubic2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1)],
-                         ids=["convolution", "pool", "transposed", "interpolation", "cubic"])
+    (case("aten.upsample_bicubic2d.vec", torch.randn(1, 8, 64, 64), None, False, [2.0, 2.0]), 0.1),
+    (case("aten.roll.default", torch.randn(1, 8, 64, 64), [-3, -3], [2, 3]), 0.1)],
+                         ids=["convolution", "pool", "transposed", "interpolation", "cubic", "roll"])
 def test_a_rank_holds_what_is_planned(one: Case, more: float) -> None:
-    """Rank 1 of 4, whose neighbours both send a row; backward of the last two is planned as a part `more`."""
+    """Rank 1 of 4, whose neighbours both send a row; backward of some is planned as a part `more`."""
     mesh = Mesh.parse("x=4")
     (picked,) = (o for o in halved(one, mesh) if str(o.inputs[0]) == "S(2)")
 
@@ -157,7 +159,8 @@ def test_a_rank_holds_what_is_planned(one: Case, more: float) -> None:
     pieces = (one.values[0].chunk(4, 2)[1].clone(), *one.values[1:])
     needs = tuple(range(len(pieces)))
     reads = tuple(Value(k, tuple(t.shape), contiguous(tuple(t.shape)), t.element_size()) for k, t in enumerate(pieces))
-    made = footprint_of(LocalOp(one.op, reads, (site.output_shape(),), (4,), needs, on_cpu=True, sends=True))
+    made = footprint_of(LocalOp(one.op, reads, (site.output_shape(),), (4,), needs, on_cpu=True, sends=True,
+                                whole=tuple(one.values[0].shape)))
     result = 4.0 * torch.Size(site.output_shape()).numel()
     planned = (max(made.before, result + made.beside + made.during), made.beside,
                made.beside + result + sum(x.nbytes for x in reads) + made.back)

@@ -204,6 +204,17 @@ def vit(layers: int = 2, B: int = 4, image: int = 16, classes: int = 8, dtype: t
     return Loss(ViTForImageClassification(config)).to(dtype), Sample((), {"pixel_values": images, "labels": labels})
 
 
+def swin(layers: int = 2, B: int = 1, image: int = 64, classes: int = 4, dtype: torch.dtype = torch.float32) -> Made:
+    """Attention in windows of 4 x 4 places, of which every second layer moves the image by half a window."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    torch.manual_seed(0)
+    config = SwinConfig(image_size=image, patch_size=4, embed_dim=16, depths=[layers], num_heads=[2], window_size=4,
+                        drop_path_rate=0.0, num_labels=classes)
+    images, labels = pictures(B, image, classes, dtype)
+    return Loss(SwinForImageClassification(config)).to(dtype), Sample((), {"pixel_values": images, "labels": labels})
+
+
 def pictures(B: int, image: int, classes: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.randn(B, 3, image, image, dtype=dtype), torch.randint(0, classes, (B,))
 

@@ -14,7 +14,7 @@ from autoddl.operators.work import base
 
 __all__ = ["around", "batch_norm_footprint", "convolution_footprint", "draw_footprint", "dropout_footprint",
            "embedding_bag_footprint", "embedding_footprint", "flat", "grouped_footprint", "interpolation_footprint",
-           "linear_footprint", "norm_footprint", "product_footprint", "token_loss_footprint"]
+           "linear_footprint", "norm_footprint", "product_footprint", "roll_footprint", "token_loss_footprint"]
 
 
 def embedding_footprint(call: LocalOp) -> Footprint:
@@ -175,6 +175,21 @@ def interpolation_footprint(call: LocalOp) -> Footprint:
     drawn = call.nbytes * here if len(windows) > 1 else around(call).beside
     back = call.nbytes + 3 * drawn - x.nbytes if cubic else 2 * call.nbytes
     return Footprint(extra=lines, during=(1 if cubic else 2) * call.nbytes + drawn + 24.0 * out[last], back=back)
+
+
+def roll_footprint(call: LocalOp) -> Footprint:
+    """Keeps nothing. Where places are split, what is sent and what comes exist, and the image before whole dims move.
+
+    In backward the gradient of the piece, which is gone, exists beside what comes."""
+    if not call.sends:
+        return Footprint()
+    x, stays = call.inputs[0], float(call.nbytes)
+    split = {d: window for d, window in call.windows.items() if call.outputs[0][d] < window.around}
+    for d, window in split.items():
+        rows = call.outputs[0][d]
+        stays *= max(0, rows - min(window.before, window.around - window.before)) / rows
+    sent, moved = x.nbytes - stays, x.nbytes * (len(split) < len(call.windows))
+    return Footprint(before=2 * sent, during=max(sent, moved), back=sent)
 
 
 def around(call: LocalOp) -> Footprint:

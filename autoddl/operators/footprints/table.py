@@ -201,12 +201,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 _ROWS: tuple[tuple[tuple[str, ...], Callable[[LocalOp], Footprint]], ...] = (
     (_names("sum clone positive"), _sum), (_names("mean copy zeros_like ones_like full_like"), _nothing),
-    (_names("constant_pad_nd pad roll flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
+    (_names("constant_pad_nd pad flip repeat arange full tril triu slice_scatter select_scatter pixel_shuffle "
             "pixel_unshuffle channel_shuffle upsample_nearest1d upsample_nearest2d upsample_nearest3d "
             "_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d "
             "_upsample_bilinear2d_aa _upsample_bicubic2d_aa meshgrid"), _nothing),
     (_names("upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d"),
-     nn.interpolation_footprint),
+     nn.interpolation_footprint), (_names("roll"), nn.roll_footprint),
     (_names("reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d "
             "glu"), _itself), (_names("cumsum"), _summed_up), (_names("var std var_mean std_mean"), _spread(False, 1)),
     (_names("amax amin"), _spread(True, 0, 1)), (_names("logsumexp"), _spread(True, 2)),

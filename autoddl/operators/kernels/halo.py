@@ -2,6 +2,7 @@
 
     x here  ->  x with its halo, padded by hand  ->  the op itself without padding  ->  y here
     transposed      what is made begins and ends beside y: it is cut, or zeros are added, and then the bias
+    roll            what comes belongs where it is read, so nothing is left to do along dims that are split
     interpolation   y = (1 - w) x[i] + w x[i + 1] along each dim, by the numbers i of all inputs; cubic: of four
 
 What goes where is in `operators.windows`. In backward the gradients of the halo go home and are added up.
@@ -21,7 +22,18 @@ from autoddl.core.layout import Layout, Mesh, extents
 from autoddl.operators.kernels.arguments import bound
 from autoddl.operators.kernels.grouped import is_traced
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
-from autoddl.operators.windows import INTERPOLATED, Box, Shape, Window, halo_box, is_transposed, read_box, windows_of
+from autoddl.operators.windows import (
+    INTERPOLATED,
+    ROLL,
+    Box,
+    Shape,
+    Window,
+    halo_box,
+    is_transposed,
+    is_whole,
+    read_box,
+    windows_of,
+)
 
 __all__ = ["unchanged", "with_halo"]
 
@@ -46,6 +58,8 @@ def with_halo(kernel: Kernel) -> Kernel:
 
         if site.op.target in INTERPOLATED:
             return halo.interpolated, (values.pop(first),), {}
+        if site.op.target == ROLL:
+            return halo.rolled, (values.pop(first),), {}
         if is_transposed(site.op):
             return (transposed_piece, (values.pop(first), values.pop("bias", None)),
                     values | {"padding": padding, "output_padding": padding})
@@ -105,6 +119,13 @@ class _Halo:
             found = self.between(found, d, lowest, share.to(x.dtype).view(-1, *(1,) * (x.dim() - d - 1)))
         return found
 
+    def rolled(self, x: Tensor) -> Tensor:
+        """The outputs here of a roll."""
+        own = self.owns(self.site.coordinate)
+        dims = [d for d, window in self.windows.items() if is_whole(window, own[d])]
+        found = self.around(x, 0.0)
+        return found.roll([self.windows[d].before for d in dims], dims) if dims else found
+
     def between(self, x: Tensor, d: int, lowest: Tensor, share: Tensor) -> Tensor:
         """What lies between inputs along dim d, from the `lowest` of each on, at a `share` of the way."""
         size, start = self.site.inputs[0].shape[d], self.reads(self.site.coordinate)[d][0]
@@ -132,25 +153,31 @@ class _Halo:
         site = self.site
         return site.inputs[0].shape, site.outputs[0].shape, self.windows, site.option.inputs[0], site.mesh
 
+    def inside(self, box: Box, place: Box) -> Box:
+        """The box, counted from the first element of `place`, round the ends of dims whose ends meet."""
+        around = [self.windows[d].around if d in self.windows else 0 for d in range(len(box))]
+        return tuple(((first - start) % size if size else first - start, count)
+                     for (first, count), (start, _), size in zip(box, place, around, strict=True))
+
     @cached_property
     def kept(self) -> tuple[Box, Box]:
         """Says what the rank reads of its own piece: where it is in the piece, and in what it computes from."""
         here = self.site.coordinate
         both = halo_box(*self.known, here, here)
-        return _inside(both, self.owns(here)), _inside(both, self.reads(here))
+        return self.inside(both, self.owns(here)), self.inside(both, self.reads(here))
 
     @cached_property
     def sent(self) -> tuple[Box, ...]:
         """For each member, what it gets of this rank's piece; nothing for the rank itself."""
         here = self.site.coordinate
-        return tuple(_inside(halo_box(*self.known, here, at), self.owns(here)) if at != here else ()
+        return tuple(self.inside(halo_box(*self.known, here, at), self.owns(here)) if at != here else ()
                      for at in self.members)
 
     @cached_property
     def received(self) -> tuple[Box, ...]:
         """For each member, where what it sends belongs in what this rank computes from."""
         here = self.site.coordinate
-        return tuple(_inside(halo_box(*self.known, at, here), self.reads(here)) if at != here else ()
+        return tuple(self.inside(halo_box(*self.known, at, here), self.reads(here)) if at != here else ()
                      for at in self.members)
 
     def exchanged(self, x: Tensor, out: tuple[Box, ...], back: tuple[Box, ...]) -> list[Tensor]:
@@ -201,11 +228,6 @@ def _cubic(share: Tensor) -> list[Tensor]:
         return ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
 
     return [far(share + 1), near(share), near(1 - share), far(2 - share)]
-
-
-def _inside(box: Box, place: Box) -> Box:
-    """The box, counted from the first element of `place`."""
-    return tuple((first - start, count) for (first, count), (start, _) in zip(box, place, strict=True))
 
 
 def _count(box: Box) -> int:

@@ -28,7 +28,7 @@ from autoddl.operators.kernels.halo import unchanged, with_halo
 from autoddl.operators.kernels.reducing import batch_norm_kernel, group_norm_kernel, token_loss_kernel
 from autoddl.operators.kernels.ring import attention_of_halves, has_all_keys, ring_attention
 from autoddl.operators.kernels.site import Kernel, Site, TorchCall
-from autoddl.operators.windows import INTERPOLATED
+from autoddl.operators.windows import INTERPOLATED, ROLL
 
 __all__ = ["KERNELS"]
 
@@ -227,7 +227,7 @@ KERNELS: dict[str, Kernel] = {
     "aten._native_batch_norm_legit_functional.default": batch_norm_kernel,
     "aten.group_norm.default": group_norm_kernel(_groups("num_groups")),
     **{f"aten.{name}": with_halo(_groups("groups")) for name in CONVOLUTIONS.split()},
-    **{target: with_halo(unchanged) for target in INTERPOLATED},
+    **{target: with_halo(unchanged) for target in (ROLL, *INTERPOLATED)},
     **{f"aten.{kind}_pool{k}d.default": with_halo(unchanged) for k in (1, 2, 3) for kind in ("max", "avg")},
     **{f"{name}.default": _mean for name in flagged("distance")},
 }

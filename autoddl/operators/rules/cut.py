@@ -1,12 +1,15 @@
 """Rules of operators that cut and join: y = A x with A of zeros and ones, so all are linear.
 
-    cat, split, roll    "a ., a . -> a . | 0 + 1"     the dim along which they work is whole
+    cat, split, roll    "a ., a . -> a . | 0 + 1"     the dim along which they work is whole; of a roll it may be a
+                                                      place, which is split with halos (`places`)
     stack, select       "a b -> a . b | 0"            a dim comes or goes
     repeat              ". -> (r .) | 0"              the number of copies is free
     tril, triu, diagonal
 """
 
 from autoddl.core.graph import Op
+from autoddl.operators.rules.dimension_strings import Rule
+from autoddl.operators.rules.places import halo_signatures
 from autoddl.operators.rules.reduce import along, along_dims
 from autoddl.operators.rules.writing import RuleOf, Tensors, dims_of, fixed, form, get, ints, names, rule_text, wrap
 
@@ -16,6 +19,12 @@ __all__ = ["RULES"]
 def _slice(op: Op, inputs: Tensors, outputs: Tensors) -> str:
     """A slice of a whole dim changes nothing; other sliced dims differ in size, and are whole."""
     return along_dims((), inputs, outputs, form(inputs, outputs, ((0,),)))
+
+
+def _roll(op: Op, inputs: Tensors, outputs: Tensors) -> Rule:
+    whole = along(linear=True, key="dims")(op, inputs, outputs)
+    assert isinstance(whole, str)
+    return Rule(whole, halo_signatures(op, inputs, outputs))
 
 
 def _drop(op: Op, inputs: Tensors, outputs: Tensors) -> str:
@@ -97,7 +106,7 @@ CUTS = """cat.default concat.default concatenate.default split.Tensor split.size
 RULES: dict[str, RuleOf] = {
     **{f"aten.{target}": along(linear=True) for target in CUTS.split()},
     "aten.flip.default": along(linear=True, key="dims"),
-    "aten.roll.default": along(linear=True, key="dims"),
+    "aten.roll.default": _roll,
     "aten.slice.Tensor": _slice,
     "aten.select.int": _drop,
     "aten.unbind.int": _drop,

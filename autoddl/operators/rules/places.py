@@ -1,7 +1,7 @@
 """Signatures that split the places of images, volumes and sequences, where windows look over the edge of a piece.
 
     convolution            x S(place), weight B, bias B -> S(place)    ranks send each other the halos of their pieces:
-    pool, interpolation    x S(place) -> S(place)                      inner
+    pool, interpolation    x S(place) -> S(place)                      inner; a roll has them too
     group norm             x S(place), weight B, bias B -> S(place)    ranks reduce the statistics of each group: inner
 
 Where no window looks over an edge, the dim has a name in the rule, and nothing is sent:
