@@ -210,7 +210,8 @@ def swin(layers: int = 2, B: int = 1, image: int = 64, classes: int = 4, dtype: 
 
     torch.manual_seed(0)
     config = SwinConfig(image_size=image, patch_size=4, embed_dim=16, depths=[layers], num_heads=[2], window_size=4,
-                        drop_path_rate=0.0, num_labels=classes)
+                        drop_path_rate=0.0)
+    config.num_labels = classes
     images, labels = pictures(B, image, classes, dtype)
     return Loss(SwinForImageClassification(config)).to(dtype), Sample((), {"pixel_values": images, "labels": labels})
 
