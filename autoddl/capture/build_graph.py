@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from autoddl.capture.fx_tools import call_arguments
 from autoddl.capture.own_rules import own_arguments
@@ -17,7 +18,7 @@ from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Graph, Kind, Op, Tensor, Value
 from autoddl.operators.kernels import custom_ops
 
-__all__ = ["Key", "Leaf", "tabulate"]
+__all__ = ["Key", "Leaf", "check_shapes", "tabulate"]
 
 Key = str | tuple[str, int]
 """An fx node, or one result of a node that yields several."""
@@ -104,13 +105,22 @@ def _results(node: Node, tensors: list[Tensor], ids: dict[Key, int]) -> Iterator
         tensors.append(_tensor(f"{node.name}.{k}" if several else node.name, result, Kind.RESULT))
 
 
+def check_shapes(module: GraphModule) -> None:
+    """Raises CaptureError at the first operator with a result whose shape values decide."""
+    for node in module.graph.nodes:
+        for result in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(result, torch.Tensor):
+                _check(node, result)
+
+
 def _check(node: Node, result: Any) -> None:
     """Raises CaptureError where a result is no tensor of known shape."""
     tensor = isinstance(result, torch.Tensor)
     if not tensor or not all(isinstance(size, int) for size in result.shape):
         raise CaptureError(f"{_target(node)} at {line_of(node.meta.get('stack_trace'))} makes a "
                            f"{'shape' if tensor else 'number'} of the values of a tensor; a plan needs one graph for "
-                           "all inputs: keep tensors, of fixed shape")
+                           "all inputs: keep tensors, of fixed shape, or hold in a buffer what no batch changes, as "
+                           "edges of one graph")
 
 
 def _target(node: Node) -> str:

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
-from autoddl.capture.build_graph import Key, Leaf, tabulate
+from autoddl.capture.build_graph import Key, Leaf, check_shapes, tabulate
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.returned import Returned, returned
@@ -85,18 +86,26 @@ def capture(model: nn.Module, sample: object = None, precision: Precision = AS_W
         return _captured(model, example, precision)
 
 
-def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captured:
-    exported, names, notes = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
-                                   precision.is_mixed)
-    module = exported.graph_module
+def _rewrite(module: GraphModule, mixed: bool) -> None:
+    """Rewrites operators of the program as those that have rules, in place."""
     real_rotations(module)
     real_scatters(module)
-    normalise(module, precision.is_mixed)
+    normalise(module, mixed)
     unmerged(module)
     own_functions(module)
     randomness(module)
     losses(module)
     bags(module)
+
+
+def _captured(model: nn.Module, example: Sample, precision: Precision) -> Captured:
+    exported, names, notes = trace(model, example, getattr(torch, precision.stored) if precision.stored else None,
+                                   precision.is_mixed)
+    try:
+        _rewrite(exported.graph_module, precision.is_mixed)
+    except GuardOnDataDependentSymNode:  # a rewrite compared a size that values decide
+        check_shapes(exported.graph_module)
+        raise
     program, leaves, updates, output = _arrange(model, exported, names)
     leaves = _mixed(program, leaves, updates, precision)
     chained(program)

@@ -3,6 +3,7 @@
     a backward of its own    autograd.Function on a tensor that needs a gradient becomes one operator (`own_backward`);
                              a hook on a gradient is refused
     a gradient in forward    torch.autograd.grad and Tensor.backward are refused
+    a value that no input decides    is computed once, where the graph has to know it (`constant_values`)
     a branch that only raises    is taken the other way and checked in every step (`raising_branches`)
     rand() < 0               is false, as where layers are left out with probability 0
     .data                    reading it is traced as detach; setting it is refused
@@ -20,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from autoddl.capture.patches.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
+from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.ctc_losses import CtcLosses
 from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, trace_call
 from autoddl.capture.rewrites.raising_branches import asked_number, decided
@@ -33,8 +35,9 @@ GRADIENTS = (torch.autograd.grad, Tensor.backward)
 
 
 class _Watch(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, known: KnownValues) -> None:
         super().__init__()
+        self._known = known
         self._losses = CtcLosses()
         self._uniform: list[tuple[Tensor, int]] = []
 
@@ -43,6 +46,8 @@ class _Watch(TorchFunctionMode):
             return args[0].detach()
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise HiddenEffect("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
+        if (value := self._known.instead(func, args, kwargs or {})) is not NotImplemented:
+            return value
         if func == Tensor.__bool__ and (found := decided(args[0])) is not None:
             return found
         if func == Tensor.item and (number := asked_number(args[0])) is not None:
@@ -69,10 +74,11 @@ class _Watch(TorchFunctionMode):
 
 
 @contextmanager
-def guard_export() -> Iterator[list[OwnCall]]:
+def guard_export(known: KnownValues) -> Iterator[list[OwnCall]]:
     """While open, tracing raises HiddenEffect where the exported graph would not be all that forward does.
 
-    The calls of autograd Functions that the trace meets are added to the list."""
+    The calls of autograd Functions that the trace meets are added to the list. What follows from `known` values is
+    computed."""
     calls: list[OwnCall] = []
 
     def instead(function: type[torch.autograd.Function], apply: Apply, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -86,5 +92,5 @@ def guard_export() -> Iterator[list[OwnCall]]:
             return apply(*args, **kwargs)
         return trace_call(function, apply, args, kwargs, calls)
 
-    with replace_apply(instead), _Watch():
+    with replace_apply(instead), _Watch(known):
         yield calls

@@ -12,7 +12,7 @@ import io
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, redirect_stderr
 from typing import Any
 
@@ -33,6 +33,7 @@ from autoddl.capture.patches.transformers_experts_patch import experts_as_operat
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
 from autoddl.capture.rewrites.autocast_casts import cast_regions
+from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.export_passes import (
     check_averages,
     inline_regions,
@@ -49,7 +50,7 @@ from autoddl.core.graph import Graph
 
 __all__ = ["check_held", "trace"]
 
-DYNAMIC = re.compile(r"data.dependent|unbacked|\bu\d+\b|\.item\(\)|DynamicOutputShape|_local_scalar_dense", re.I)
+DYNAMIC = re.compile(r"data.?dependent|SymInt|unbacked|\bu\d+\b|\.item\(\)|DynamicOutput|_local_scalar_dense", re.I)
 CACHE = re.compile(r"(\w*Cache)\b")
 OPERATOR = re.compile(r"(?:torch\.ops\.)?(aten[.:]+\w+(?:\.\w+)?)")
 
@@ -72,7 +73,9 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
     args, kwargs = pytree.tree_map(lambda leaf: _fake(leaf, mode, dtype) if isinstance(leaf, Tensor) else leaf,
                                    (sample.args, dict(sample.kwargs)))
     with note_checkpoints() as checkpointed:
-        program, calls = _export(stand_in, args, kwargs, mixed)
+        known = KnownValues(len(list(model.named_parameters(remove_duplicate=False))),
+                            list(model.named_buffers(remove_duplicate=False)))
+        program, calls = _export(stand_in, args, kwargs, mixed, known)
     check_constants(model, program.constants)
     names = _names(program, stand_in, Sample(args, kwargs))
     check_averages(program.graph_module)
@@ -86,6 +89,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
                 program = program.run_decompositions({})
         except Exception as error:
             raise _explain(type(model).__name__, error) from error
+        _check_unwritten(type(model).__name__, known.read, program)
     call_functions(program.graph_module, calls)
     return program, names, wrapper_notes(model, stand_in, checkpointed)
 
@@ -145,13 +149,13 @@ def _fake_module(model: nn.Module, mode: FakeTensorMode, dtype: torch.dtype | No
                            "the like out of its attributes") from error
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool
-            ) -> tuple[ExportedProgram, list[OwnCall]]:
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mixed: bool,
+            known: KnownValues) -> tuple[ExportedProgram, list[OwnCall]]:
     """The exported program, and the calls of autograd Functions in it."""
     try:
         with (_quiet(), build_masks_as_run(model), experts_as_operators(model), switch_layers_as_operators(model),
               flex_attention_as_operator(), von_mises_of_tries(), enter_autocast_anywhere(mixed),
-              guard_export() as calls):
+              guard_export(known) as calls):
             return torch.export.export(model, args, kwargs, strict=False), calls
     except Exception as error:
         raise _explain(type(model).__name__, error) from error
@@ -175,6 +179,14 @@ def _explain(model: str, error: Exception) -> CaptureError:
                             f"one graph for all inputs: {way}")
     reason = text.splitlines()[0] if text else "no message"
     return CaptureError(f"{model} cannot be captured: {type(error).__name__}{operator} at {line}: {reason}")
+
+
+def _check_unwritten(model: str, read: Set[str], program: ExportedProgram) -> None:
+    """Raises CaptureError where forward writes a buffer whose values decided what the program is."""
+    written = sorted(read & set(program.graph_signature.buffers_to_mutate.values()))
+    if written:
+        raise CaptureError(f"forward of {model} decides by the values of its buffer {written[0]}, and writes it; a "
+                           "plan needs one graph for all steps: decide by a number of Python, or use torch.where")
 
 
 def _names(program: ExportedProgram, model: nn.Module, sample: Sample) -> dict[str, str]:

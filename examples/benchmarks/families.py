@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -37,6 +37,7 @@ from family_models import built, libraries
 import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import Plan
+from autoddl.core.processes import die_with_parent
 from autoddl.cost_models import parse_cluster
 from autoddl.launch.verify import verify
 
@@ -128,17 +129,26 @@ def _one_line(error: BaseException) -> str:
 
 def lines(wanted: list[tuple[str, str, str]], wall: float, quick: float) -> Iterator[Line]:
     """The line of every family, from one process that is replaced when it dies."""
-    pool = ProcessPoolExecutor(1, get_context("fork"))
+    pool = _pool()
     end = time.monotonic() + wall
-    for one in wanted:
-        if time.monotonic() > end:
-            break
-        try:
-            yield pool.submit(tried, *one, quick).result()
-        except BrokenProcessPool:
-            yield dict(zip(("library", "family", "model"), one, strict=True)) | {"result": "crashed"}
-            pool = ProcessPoolExecutor(1, get_context("fork"))
-    pool.shutdown()
+    try:
+        for one in wanted:
+            if time.monotonic() > end:
+                break
+            try:
+                yield pool.submit(tried, *one, quick).result()
+            except BrokenProcessPool:
+                yield dict(zip(("library", "family", "model"), one, strict=True)) | {"result": "crashed"}
+                pool = _pool()
+    finally:
+        for child in active_children():  # one that is interrupted in the middle of a family would go on
+            child.kill()
+        pool.shutdown(cancel_futures=True)
+
+
+def _pool() -> ProcessPoolExecutor:
+    """A pool of one forked process, which the kernel ends with this one, however this one ends."""
+    return ProcessPoolExecutor(1, get_context("fork"), initializer=die_with_parent)
 
 
 def show(found: list[Line]) -> None:

@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
+from family_instances import INSTANCES, Call, graph_layer, graph_layers
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -51,15 +52,17 @@ class Squares(nn.Module):
 
     def __init__(self, model: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__()
-        self.model, self.args, self.names = model, len(args), tuple(kwargs)
-        self.batch = (*args, *kwargs.values())
+        tensors = {name: value for name, value in kwargs.items() if isinstance(value, Tensor)}
+        self.fixed = {name: value for name, value in kwargs.items() if name not in tensors}
+        self.model, self.args, self.names = model, len(args), tuple(tensors)
+        self.batch = (*args, *tensors.values())
 
     def example_inputs(self) -> tuple[Tensor, ...]:
         """The batch, as arguments of one call."""
         return self.batch
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        found = self.model(*inputs[:self.args], **dict(zip(self.names, inputs[self.args:], strict=True)))
+        found = self.model(*inputs[:self.args], **dict(zip(self.names, inputs[self.args:], strict=True)), **self.fixed)
         every = [x for x in pytree.tree_leaves(_plain(found)) if isinstance(x, Tensor) and x.is_floating_point()]
         return torch.stack([x.float().square().mean() for x in every if x.requires_grad or not x.is_leaf]).sum()
 
@@ -139,7 +142,9 @@ def _torchvision_families() -> dict[str, str]:
 def _torchvision(name: str) -> nn.Module:
     models = declared_torchvision().models
     video = "video" in inspect.unwrap(models.get_model_builder(name)).__module__
-    return Squares(models.get_model(name, weights=None), _images((3, 16, 112, 112) if video else (3, 224, 224)))
+    backbone = "weights_backbone" in inspect.signature(models.get_model_builder(name)).parameters
+    model = models.get_model(name, weights=None, **{"weights_backbone": None} if backbone else {})
+    return Squares(model, _images((3, 16, 112, 112) if video else (3, 224, 224)))
 
 
 def _pytorchcv_families() -> dict[str, str]:
@@ -308,12 +313,36 @@ def _input(name: str, config: Any) -> Tensor:
     raise NotImplementedError(f"no batch is made for the input {name!r}")
 
 
+def _graphs(name: str) -> nn.Module:
+    return _squares(graph_layer(name))
+
+
+def _squares(call: Call) -> nn.Module:
+    model, args, kwargs = call
+    return Squares(model, *args, **kwargs)
+
+
+def _written(library: str) -> "Library":
+    """Families whose instances are written out; of `packages`, their names say which module is imported."""
+    known = INSTANCES[library]
+
+    def families() -> dict[str, str]:
+        return {name: name for name in known if importlib.util.find_spec(_module(library, name).partition(".")[0])}
+
+    return families, lambda name: _squares(known[name](importlib.import_module(_module(library, name))))
+
+
+def _module(library: str, name: str) -> str:
+    return {"monai": "monai.networks.nets", "diffusers": "diffusers"}.get(library, name.partition(" ")[0])
+
+
 Library = tuple[Callable[[], dict[str, str]], Callable[[str], nn.Module]]
 LIBRARIES: dict[str, Library] = {
     "timm": (_timm_families, _timm), "torchvision": (_torchvision_families, _torchvision),
     "transformers": (_transformers_families, _transformers), "pytorchcv": (_pytorchcv_families, _pytorchcv),
     "segmentation_models_pytorch": (_segmentation_families, _segmentation), "vit_pytorch": (_vit_families, _vit),
-    "x_transformers": (_decoders, _decoder)}
+    "x_transformers": (_decoders, _decoder), "torch_geometric": (graph_layers, _graphs),
+    **{library: _written(library) for library in INSTANCES}}
 
 
 def libraries(names: Iterable[str] = ()) -> dict[str, dict[str, str]]:

@@ -1,0 +1,86 @@
+"""What a graph has to know is computed at capture where buffers and constants alone decide it, and refused elsewhere.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autoddl.capture.capture import Captured, capture
+from autoddl.capture.materialize import arguments
+from autoddl.capture.sample import as_sample
+from autoddl.core.errors import CaptureError
+
+NODES = 6
+
+
+class Layer(nn.Module):
+    """A layer on one graph, some edges of which are loops; `reads` says what is read of the graph's values."""
+
+    def __init__(self, reads: "Callable[[Layer, Tensor], Tensor]") -> None:
+        super().__init__()
+        self.reads, self.linear, self.weights = reads, nn.Linear(4, 4), torch.arange(5.0)
+        self.register_buffer("edges", torch.tensor([[0, 1, 2, 2, 5], [1, 1, 0, 2, 3]]))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.reads(self, self.linear(x)).square().sum()
+
+
+def without_loops(layer: Layer, h: Tensor) -> Tensor:
+    """Self-loops are taken away, and one is added at every node, as layers of torch_geometric do."""
+    mask = layer.edges[0] != layer.edges[1]
+    weights, loops = layer.weights.clone(), torch.arange(NODES)
+    weights[~mask] = 7.0  # in place, before it is read
+    edges = torch.cat([layer.edges[:, mask], loops.expand(2, -1)], 1)
+    number = int(edges.max()) + 1
+    weights = torch.cat([weights[mask], h.new_full((number,), weights.max().item())])
+    return h.new_zeros(number, 4).index_add(0, edges[1], h[edges[0]] * weights[:, None])
+
+
+def degrees(layer: Layer, h: Tensor) -> Tensor:
+    """Each node is taken as often as it has edges, in the order of the values that there are."""
+    counts = torch.bincount(layer.edges[0], minlength=NODES)
+    taken = h.repeat_interleave(counts, 0)[torch.nonzero(layer.edges[0] > 0)[:, 0]]
+    taken = taken + h[torch.arange(NODES) % 2 > 0].sum(0)
+    taken[counts[0]:counts.sum()] = h[0]
+    return taken if layer.ready or len(torch.unique(counts)) < 2 else taken * 2
+
+
+@pytest.mark.parametrize("reads", [without_loops, degrees])
+def test_values_of_a_fixed_graph_are_computed_once(reads: Callable[[Layer, Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    layer, x = Layer(reads), torch.randn(NODES, 4)
+    captured = capture(layer, x)
+    torch.testing.assert_close(run(layer, captured, x), layer(x))
+    assert not {"aten.nonzero.default", "aten.bincount.default"} & {op.target for op in captured.graph.ops}
+
+
+def run(layer: nn.Module, captured: Captured, x: Tensor) -> Tensor:
+    found: Tensor = captured.program(*arguments(layer, as_sample(x), captured))[0]
+    return found
+
+
+def once(layer: Layer, h: Tensor) -> Tensor:
+    if not layer.ready:
+        h = h - h.mean(0)
+        layer.ready.copy_(torch.tensor(True))
+    return h
+
+
+def chunks(layer: Layer, h: Tensor) -> Tensor:
+    return torch.cat([h[h[:, 0] > 0], h])
+
+
+def drawn(layer: Layer, h: Tensor) -> Tensor:
+    return h[torch.rand(NODES) > 0.5]
+
+
+@pytest.mark.parametrize(("reads", "says"), [
+    (once, "decides by the values of its buffer ready, and writes it"),
+    (chunks, r"aten.index.Tensor at .*test_constant_values.py:\d+ makes a shape.*hold in a buffer"),
+    (drawn, r"test_constant_values.py:\d+")])
+def test_values_of_inputs_and_of_what_changes_are_refused(reads: Callable[[Layer, Tensor], Tensor], says: str) -> None:
+    with pytest.raises(CaptureError, match=says):
+        capture(Layer(reads), torch.randn(NODES, 4))
