@@ -29,6 +29,7 @@ from autoddl.capture.patches.torch_autocast_patch import enter_autocast_anywhere
 from autoddl.capture.patches.torch_checkpoint_patch import note_checkpoints
 from autoddl.capture.patches.torch_distributions_patch import von_mises_of_tries
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
+from autoddl.capture.patches.torch_module_moves_patch import modules_stay
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
@@ -154,7 +155,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mix
     """The exported program, and the calls of autograd Functions in it."""
     try:
         with (_quiet(), build_masks_as_run(model), experts_as_operators(model), switch_layers_as_operators(model),
-              flex_attention_as_operator(), von_mises_of_tries(), enter_autocast_anywhere(mixed),
+              modules_stay(), flex_attention_as_operator(), von_mises_of_tries(), enter_autocast_anywhere(mixed),
               guard_export(known) as calls):
             return torch.export.export(model, args, kwargs, strict=False), calls
     except Exception as error:

@@ -181,10 +181,10 @@ DIFFUSERS: dict[str, Callable[[Any], Call]] = {
     "unet_2d": lambda n: _call(n.UNet2DModel(
         16, down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
         **BLOCKS), _real(3, 16, 16), _steps()),
-    "unet_2d_condition": lambda n: _image(n.UNet2DConditionModel(
+    "unet_2d_condition": lambda n: _call(n.UNet2DConditionModel(
         16, down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
         up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"), cross_attention_dim=32, attention_head_dim=8,
-        **BLOCKS), 4, 32, sample=_real(4, 16, 16)),
+        **BLOCKS), _real(4, 16, 16), _steps(), _real(8, 32)),
     "unet_3d_condition": lambda n: _call(n.UNet3DConditionModel(
         16, down_block_types=("CrossAttnDownBlock3D", "DownBlock3D"),
         up_block_types=("UpBlock3D", "CrossAttnUpBlock3D"), cross_attention_dim=32, attention_head_dim=8,
@@ -210,9 +210,9 @@ DIFFUSERS: dict[str, Callable[[Any], Call]] = {
     "vq_model": lambda n: _call(n.VQModel(
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, num_vq_embeddings=32,
         **BLOCKS), _real(3, 32, 32)),
-    "controlnet": lambda n: _image(n.ControlNetModel(
+    "controlnet": lambda n: _call(n.ControlNetModel(
         down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"), cross_attention_dim=32, attention_head_dim=8,
-        conditioning_embedding_out_channels=(16, 16), **BLOCKS), 4, 32, sample=_real(4, 16, 16),
+        conditioning_embedding_out_channels=(16, 16), **BLOCKS), _real(4, 16, 16), _steps(), _real(8, 32),
         controlnet_cond=_real(3, 32, 32)),
 }
 

@@ -12,9 +12,11 @@ from torch import Tensor, fx, nn
 from torch.nn.attention import flex_attention as library
 from torch.utils._traceback import CapturedTraceback
 
+from autoddl.capture.capture import capture
 from autoddl.capture.patches.autograd_function_patch import replace_apply
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
+from autoddl.capture.patches.torch_module_moves_patch import modules_stay
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
@@ -52,11 +54,28 @@ def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
         assert not masking.fast_all(torch.ones(2, dtype=torch.bool))
 
 
+class Moved(nn.Module):
+    """Moves its parts to the device of its batch, as mixtures of experts do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.part.to(x.device)(x).sum()
+        return found
+
+
+def test_a_module_that_is_moved_to_where_it_is_stays() -> None:
+    ops = capture(Moved(), torch.ones(2, 4)).graph.ops
+    assert [op.target for op in ops] == ["aten.linear.default", "aten.sum.default"]
+
+
 def patched() -> list[Any]:
     masking = sys.modules["transformers.masking_utils"]
     return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
             masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting, masking.fast_all,
-            library.create_mask, library.flex_attention_hop,
+            library.create_mask, library.flex_attention_hop, nn.Module._apply,
             sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface,
             sys.modules["transformers.models.switch_transformers.modeling_switch_transformers"]
             .SwitchTransformersExperts.forward]
@@ -66,7 +85,8 @@ def patched() -> list[Any]:
     delay_code_generation, shorten_stacks, lambda: replace_apply(lambda *call: None),
     lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0]),
     lambda: switch_layers_as_operators(zoo.switch()[0]),
-    flex_attention_as_operator], ids=["code", "stacks", "functions", "masks", "experts", "switch", "flexible"])
+    flex_attention_as_operator, modules_stay],
+    ids=["code", "stacks", "functions", "masks", "experts", "switch", "flexible", "moves"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
     zoo.llama()
     zoo.switch()

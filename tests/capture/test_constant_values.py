@@ -5,9 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from planmaker import random_plans
 from torch import Tensor, nn
+from verified import verified
 
 from autoddl.capture.capture import Captured, capture
+from autoddl.capture.factory import Factory
 from autoddl.capture.materialize import arguments
 from autoddl.capture.sample import as_sample
 from autoddl.core.errors import CaptureError
@@ -17,6 +20,9 @@ NODES = 6
 
 class Layer(nn.Module):
     """A layer on one graph, some edges of which are loops; `reads` says what is read of the graph's values."""
+
+    edges: Tensor
+    ready: Tensor
 
     def __init__(self, reads: "Callable[[Layer, Tensor], Tensor]") -> None:
         super().__init__()
@@ -55,6 +61,18 @@ def test_values_of_a_fixed_graph_are_computed_once(reads: Callable[[Layer, Tenso
     captured = capture(layer, x)
     torch.testing.assert_close(run(layer, captured, x), layer(x))
     assert not {"aten.nonzero.default", "aten.bincount.default"} & {op.target for op in captured.graph.ops}
+
+
+def on_a_graph() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Layer(without_loops), torch.randn(NODES, 4)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks
+def test_random_plans_of_a_layer_on_a_graph_do_what_one_process_does() -> None:
+    for plan in random_plans(*on_a_graph(), "one=2,two=2", 3, seed=1):
+        assert verified(plan, Factory(__file__, "on_a_graph")).passed
 
 
 def run(layer: nn.Module, captured: Captured, x: Tensor) -> Tensor:
