@@ -144,9 +144,6 @@ def _of_samples(model: "nn.Module", cluster: str | Path | Cluster, samples: Sequ
 
     asked = PlanOptions.of(options)
     check_no_momentum([SparseRule.parse(asked.sparse)] if asked.sparse else ())
-    if asked.configured().stages != (1,):
-        raise InputError("samples are planned for without stages: leave stages out, or name the samples when the plan "
-                         "runs, by autoddl.parallelize(model, plan, samples=[...])")
     largest, *others = by_size(model, samples)
     found = plan(model, cluster, largest, name=name, factory=factory, progress=progress, **options)
     if progress:

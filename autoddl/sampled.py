@@ -1,12 +1,13 @@
 """Plans for batches of several shapes: one plan of the largest, and programs of the others that store the same pieces.
 
-    plan of the largest batch  ->  for each other shape, a search on its mesh with every stored layout pinned
+    plan of the largest batch  ->  for each other shape, a search on its mesh with every stored layout pinned;
+                                   of a plan with stages, one of every stage on its mesh (`sampled_stages`)
 
 Each has to fit the budget of the plan. What each takes is kept in the plan's `source`: `samples`, a list of
 
     {"sample": the global batch as `capture.sample` describes it, "seconds": of a step, "peak_bytes": of a rank}
 
-The search itself is given as `find`, which is that of plans without stages (`api.plan_without_stages`).
+The search of a plan without stages is given as `find` (`api.plan_without_stages`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,8 +30,9 @@ from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.options import Options, PlanOptions
 from autoddl.planner.pins import pins_of_layouts
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.sampled_stages import divides, staged_variant
 
-__all__ = ["by_size", "capturing", "check_no_momentum", "divides", "residual_bytes", "variant",
+__all__ = ["by_size", "capturing", "check_no_momentum", "residual_bytes", "variant",
            "variant_options", "with_samples"]
 
 Find = Callable[[PlanTask], Plan]
@@ -116,23 +118,17 @@ def check_no_momentum(rules: Iterable[SparseRule]) -> None:
 
 def variant(plan: Plan, module: nn.Module, batch: Sample, captures: Callable[[int], Captured], options: Options,
             find: Find) -> Plan:
-    """The fastest plan without stages for another batch that stores every parameter as `plan` does, on its mesh.
+    """The fastest plan for another batch that stores every parameter as `plan` does, on its mesh and with its stages.
 
-    `captures` has the module captured with one of so many microbatches of the batch. Raises as the search.
+    `captures` has the module captured with one of so many microbatches of the batch. Raises as the search, and
+    InputError where the schedule of a plan with stages runs no such batch.
     """
-    if "cluster" not in plan.source:
-        raise InputError("the plan does not say its cluster: make it by autoddl.plan")
+    if "cluster" not in plan.source or (plan.pipeline is not None and "graph" not in plan.source):
+        raise InputError("the plan does not say its cluster or its graph: make it by autoddl.plan")
+    if plan.pipeline is not None:
+        return staged_variant(module, plan, batch, PlanOptions.of(options), captures)
     cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
     counts = (1, plan.microbatches) if plan.microbatches > 1 and divides(batch, plan.microbatches) else (1,)
     asked = PlanOptions.of({**options, "mesh": str(plan.mesh), "pins": pins_of_layouts(plan, captures(1).graph),
                             "microbatches": counts})
     return find(task_of(module, cluster, batch, asked.configured(), "", None, captures))
-
-
-def divides(batch: Sample, microbatches: int) -> bool:
-    """Whether the rows of a batch make so many microbatches."""
-    try:
-        parted(batch, microbatches)
-    except InputError:
-        return False
-    return True

@@ -3,7 +3,6 @@
 Reading order:
 
     variants        `autoddl.parallelize`: a model that also plans evaluation and batches of other shapes
-    stage_variants  the same of a plan with stages, which it keeps
     rank_loader     batches of a data set of which a rank reads its own rows
     module          a user's own module whose call runs the plan, as other libraries call modules
     safetensors     weights of Hugging Face, read straight into pieces and written

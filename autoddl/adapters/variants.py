@@ -7,7 +7,7 @@
 
 Each is the search of `autoddl.plan` on the plan's mesh, with the stored layout of every parameter pinned. So weights
 and the optimizer's state stay where they are. Rank 0 plans and tells the others. A plan with stages keeps its stages
-(`stage_variants`).
+(`sampled_stages`).
 """
 
 import copy
@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autoddl.adapters.stage_variants import staged_variant
 from autoddl.api import plan_without_stages
 from autoddl.capture.arguments import check_arguments, said_kind
 from autoddl.capture.capture import Captured
@@ -31,12 +30,12 @@ from autoddl.capture.wrappers import check_wrappers
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.plan import Plan, parse_plan
 from autoddl.core.precision import Precision
-from autoddl.planner.options import PlanOptions
 from autoddl.runtime.batches import LocalBatch
 from autoddl.runtime.collectives.told_values import first_value
 from autoddl.runtime.parallelize import ParallelModel
 from autoddl.runtime.parallelize import parallelize as run_plan
-from autoddl.sampled import capturing, check_no_momentum, divides, residual_bytes, variant, variant_options
+from autoddl.sampled import capturing, check_no_momentum, residual_bytes, variant, variant_options
+from autoddl.sampled_stages import divides
 
 __all__ = ["LocalBatch", "ParallelModel", "parallelize", "with_variants"]
 
@@ -156,8 +155,4 @@ class _Planner:
         else:
             budget = plan.budget - residual_bytes(plan) - plan.predicted.nbytes.get("optimizer", 0)
             options |= {"budget": budget, "recompute": ("none",), "compress": ()}
-        if plan.pipeline is None:
-            return variant(plan, module, batch, captures, options, plan_without_stages)
-        if "graph" not in plan.source:
-            raise InputError("the plan does not say its graph: make it by autoddl.plan")
-        return staged_variant(module, plan, batch, PlanOptions.of(options), captures)
+        return variant(plan, module, batch, captures, options, plan_without_stages)

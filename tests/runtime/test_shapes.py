@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from autoddl import parallelize
-from autoddl.adapters.stage_variants import matched_cuts, staged_variant
 from autoddl.adapters.variants import _Planner
 from autoddl.api import plan
 from autoddl.capture import capture as capturing
@@ -28,6 +27,7 @@ from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import Options, PlanOptions
 from autoddl.runtime.stage_setup import stage_rows
 from autoddl.sampled import residual_bytes, variant_options
+from autoddl.sampled_stages import matched_cuts, staged_variant
 
 ROWS, LENGTHS, ODD = 8, (6, 4, 6), 5
 SLOW = """name: slow
@@ -60,7 +60,9 @@ def batch(length: int, rows: int = ROWS) -> tuple[Tensor, Tensor]:
 
 @shared
 def planned(stages: int) -> Plan:
-    options: dict[str, Any] = {"mesh": "a=2"} if stages == 1 else {"stages": (stages,), "microbatches": (2,)}
+    """With stages, the plan names the other length; without, it is named where the plan runs."""
+    options: dict[str, Any] = {"mesh": "a=2"} if stages == 1 else {
+        "stages": (stages,), "microbatches": (2,), "samples": [batch(LENGTHS[1])]}
     return plan(Series().double(), cluster_of("a=2"), batch(LENGTHS[0]), workers=1, **options)
 
 
@@ -84,7 +86,7 @@ def in_one_process(parts: int) -> nn.Module:
 
 def trained(one: Plan) -> dict[str, Any]:
     """Errors of parameters and of buffers after training, of evaluation; what is refused, and the programs."""
-    parallel = parallelize(Series().double(), one, samples=[batch(length) for length in LENGTHS[1:2]])
+    parallel = parallelize(Series().double(), one, samples=[] if one.pipeline else [batch(LENGTHS[1])])
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1)
     for length in LENGTHS:
         parallel.train(length != LENGTHS[0]).step(batch(length))  # whatever the mode
@@ -138,8 +140,17 @@ def test_a_plan_for_samples_is_that_of_the_largest_and_the_others_fit_its_budget
     assert 0 < other["peak_bytes"] <= both.budget
     text = plan_tables.text(plan_tables.plan_table(both))
     assert re.search(r"also for +a batch of \[8, 4, 12\] and \[8\], ", text)
-    with pytest.raises(InputError, match=r"samples are planned for without stages: leave stages out"):
-        plan(Series().double(), place, batch(4), samples=[batch(6)], stages=(2,), microbatches=(2,), workers=1)
+
+
+def test_a_plan_with_stages_for_samples_has_programs_of_the_same_stages_within_its_budget() -> None:
+    both, words = planned(2), Options(stages=(2,), microbatches=(2,), workers=1)
+    (other,) = both.source["samples"]
+    assert both.pipeline is not None and other["sample"]["args"][0]["tensor"] == [ROWS, LENGTHS[1], 12]
+    assert 0 < other["seconds"] < both.predicted.seconds and 0 < other["peak_bytes"] < both.predicted.peak_bytes
+    largest, long = torch.randn(64, 4, 4), torch.randn(2, 100, 4)
+    budget = 1.2 * plan(Pairs(), cluster_of("a=2"), largest, **words).predicted.peak_bytes
+    with pytest.raises(InputError, match=r"a batch of \[2, 100, 4\] has no plan that stores .* larger budget"):
+        plan(Pairs(), cluster_of("a=2"), largest, samples=[long], **words | Options(budget=budget))
 
 
 class Pairs(nn.Module):
@@ -147,10 +158,10 @@ class Pairs(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(4, 4)
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.layer(x)
+        y: Tensor = self.layers[1](self.layers[0](x).tanh())
         return (y @ y.transpose(1, 2)).tanh().square().mean()
 
 

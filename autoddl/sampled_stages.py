@@ -15,7 +15,7 @@ from difflib import SequenceMatcher
 from torch import nn
 
 from autoddl.capture.capture import Captured
-from autoddl.capture.sample import Sample
+from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, graph_from_text, graph_to_text
 from autoddl.core.hubs import needed_ops
@@ -28,10 +28,8 @@ from autoddl.planner.pins import pins_of_layouts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, solve_stages
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.task import task_of
-from autoddl.sampled import divides
 
-__all__ = ["staged_variant"]
-
+__all__ = ["divides", "staged_variant"]
 
 LIKE = ("1f1b", "zb-v")
 """Schedules of fewer microbatches than zb-h1 and zb-h2, or dualpipe-v, with the same places of stages."""
@@ -79,6 +77,15 @@ def _schedule(plan: Plan, pipeline: Pipeline, batch: Sample) -> tuple[str, int]:
                 problems.append(str(error))
     raise InputError(f"its rows make no more than {counts[0]} of the plan's {plan.microbatches} microbatches. "
                      f"{problems[0]}. Drop such a batch, or pad its rows")
+
+
+def divides(batch: Sample, microbatches: int) -> bool:
+    """Whether the rows of a batch make so many microbatches."""
+    try:
+        parted(batch, microbatches)
+    except InputError:
+        return False
+    return True
 
 
 def matched_cuts(known: Graph, graph: Graph, cuts: Sequence[int]) -> tuple[int, ...]:
