@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._dynamo  # which capture needs: forked ranks share what was imported before
+import torch._dynamo  # which capture needs, as the next: forked ranks share what was imported before
+import torch.export._trace
 from torch import nn
 
 from autoddl.capture.factory import Factory
