@@ -1,4 +1,4 @@
-"""Does training survive whatever dies? python examples/benchmarks/kills.py [kills] [ranks] [seed] [folder]
+"""Does training survive whatever dies? python examples/benchmarks/kills.py [kills] [ranks] [seed] [folder] [warm]
 
 Two layers with dropout, in float64, on 4 ranks (or as many as given), a checkpoint every 5 of 150 steps. Again and
 again the run is started with --resume and hit at a random moment. That is one of the whole run, its start included, or,
@@ -16,12 +16,14 @@ Training is cut into rounds, each with a folder of its own, up to 8 hits and 200
     losses      those of the run that was hit are equal to the bit to those of one that was not
     other       those of one that another plan finishes, of half of the ranks, are equal to 1e-6
 
-With a folder the plan, the losses and all hits so far stay in it, and further calls add to them.
+With a folder the plan, the losses and all hits so far stay in it, and further calls add to them. With `warm` runs are
+forks of this process, which has imported what they need (`warm_runs`): eight ranks start on two cores in seconds.
 """
 
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -36,6 +38,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from warm_runs import WarmRun, is_warm, warm
 
 from autoddl.runtime.checkpoints.checkpoint_series import kept_steps
 
@@ -51,7 +54,10 @@ EVERY, STEPS, HITS, LIMIT, ROUND = 5, 150, 8, 10.0, 200.0
 KINDS = ("rank", "two", "save", "launcher", "parent", "hangup", "terminate", "interrupt")
 SIGNALS = {"hangup": signal.SIGHUP, "terminate": signal.SIGTERM, "interrupt": signal.SIGINT}
 
-Process = subprocess.Popen[str]
+PROGRESS = re.compile(r"autoddl: \d+ s: ")
+"""How a line begins that says how far a run is."""
+
+Process = subprocess.Popen[str] | WarmRun
 
 
 class Small(nn.Module):
@@ -109,6 +115,8 @@ def words(plan: Path, folder: Path | None, *more: str) -> list[str]:
 
 
 def started(command: Sequence[str], **environment: str) -> Process:
+    if is_warm() and list(command[:len(PROGRAM)]) == PROGRAM:
+        return WarmRun(command[len(PROGRAM):], environment)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                             env={**os.environ, "PYTHONHASHSEED": "0", **environment})
 
@@ -167,17 +175,23 @@ def alive(pid: int) -> bool:
 def faults(ended: float, said: str, below: list[int], before: tuple[int, ...], folder: Path, limit: float = LIMIT
            ) -> list[str]:
     """What is wrong with the end of a run that was hit."""
-    lines, kept = said.strip().splitlines(), kept_steps(folder)
+    lines, kept = [line for line in said.splitlines() if not PROGRESS.match(line)], kept_steps(folder)
     found = [f"ended after {ended:.1f} s"] if ended > limit else []
     found += ["a traceback"] if "Traceback" in said else [f"{len(lines)} lines: {lines[:3]}"] if len(lines) > 1 else []
     found += [f"{count} processes are left"] if (count := sum(map(alive, below))) else []
     return found + ([f"checkpoints {before} -> {kept}"] if before and (not kept or kept[-1] < before[-1]) else [])
 
 
-def losses(process: Process) -> list[float]:
-    out, said = process.communicate(timeout=600)
+def losses(command: Sequence[str]) -> list[float]:
+    """The losses of a run that nothing happens to; where others have the memory that it needs, it is started again."""
+    for _ in range(20):
+        process = started(command)
+        out, said = process.communicate(timeout=600)
+        if "are free here" not in said:
+            break
+        time.sleep(15)
     if process.returncode:
-        raise SystemExit(f"the run failed: {said}")
+        raise SystemExit(f"the run failed ({process.returncode}): {said}")
     found: list[float] = json.loads(out.splitlines()[-1])["losses"]
     return found
 
@@ -186,7 +200,7 @@ def uninterrupted(folder: Path, ranks: int) -> tuple[list[float], float]:
     """The losses of a run that is not hit, and its seconds; measured if they are not there."""
     path, began = folder / f"whole-{ranks}.json", time.monotonic()
     if not path.exists():
-        path.write_text(json.dumps([losses(started(words(planned(folder, ranks), None))), time.monotonic() - began]))
+        path.write_text(json.dumps([losses(words(planned(folder, ranks), None)), time.monotonic() - began]))
     found, seconds = json.loads(path.read_text())
     return found, seconds
 
@@ -196,8 +210,8 @@ def finished(folder: Path, ranks: int, checkpoints: Path) -> list[str]:
     whole, _ = uninterrupted(folder, ranks)
     copy = checkpoints.with_name(f"{checkpoints.name}-other")
     shutil.copytree(checkpoints, copy) if checkpoints.exists() else None
-    wrong = [] if losses(started(words(planned(folder, ranks), checkpoints))) == whole else ["other losses"]
-    other = losses(started(words(planned(folder, ranks // 2), copy)))
+    wrong = [] if losses(words(planned(folder, ranks), checkpoints)) == whole else ["other losses"]
+    other = losses(words(planned(folder, ranks // 2), copy))
     furthest = max(abs(a - b) / abs(b) for a, b in zip(other, whole, strict=True))
     return wrong + ([f"losses of another mesh differ by {furthest:.1e}"] if furthest > 1e-6 else [])
 
@@ -222,6 +236,8 @@ def round_of_hits(folder: Path, ranks: int, most: int, draw: random.Random) -> t
 def main() -> None:
     kills, ranks, seed = [*map(int, sys.argv[1:4]), *(40, 4, 0)[len(sys.argv[1:4]):]]
     draw = random.Random(seed)
+    if sys.argv[5:] == ["warm"]:
+        warm()
     for number in SIGNALS.values():  # jobs in the background ignore some, under nohup too, and so would runs
         signal.signal(number, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as name:

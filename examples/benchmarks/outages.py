@@ -12,6 +12,7 @@ of a run that nothing happened to.
             or the peer, and go on from the last checkpoint when the link is back
 """
 
+import json
 import os
 import random
 import shutil
@@ -76,7 +77,7 @@ def full_disk(folder: Path, draw: random.Random) -> list[str]:
             left = kept_steps(small / "kept")
             print(f"disk: kept {left}, said {said.strip()[:160]}", flush=True)
             shutil.copytree(small / "kept", kept)
-        same = losses(started(words(planned(folder, RANKS), kept))) == whole
+        same = losses(words(planned(folder, RANKS), kept)) == whole
     return wrong + ([] if same else ["other losses"])
 
 
@@ -108,7 +109,9 @@ def cut_link(folder: Path, draw: random.Random) -> list[str]:
             wrong += [] if process.returncode and said.strip() else [f"code {process.returncode}, without a word"]
         ip("-n", NODES[1], "link", "set", "eth0", "up")
         first, second = ranks(folder, kept, 29601)
-        same = losses(first) == whole
+        out, said = first.communicate(timeout=600)
+        same = first.returncode == 0 and json.loads(out.splitlines()[-1])["losses"] == whole
+        wrong += [] if same else [f"the run failed ({first.returncode}): {said}"]
         second.communicate()
     return wrong + ([] if same else ["other losses"])
 
