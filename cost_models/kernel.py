@@ -40,8 +40,8 @@ from autoddl.cost_models import curves
 from autoddl.cost_models.curves import Kernel
 from autoddl.cost_models.machine import ITEMSIZE_OF_PEAK, Device
 
-__all__ = ["KINDS", "Kernel", "compute_seconds", "copy_seconds", "elementwise_seconds", "kernel_seconds",
-           "least_seconds"]
+__all__ = ["KINDS", "Kernel", "compute_seconds", "copy_seconds", "dtype_as_run", "elementwise_seconds",
+           "kernel_seconds", "least_seconds"]
 
 KINDS = ("matmul", "convolution", "attention", "attention backward", "memory")
 
@@ -97,10 +97,16 @@ def least_seconds(device: Device, kernel: Kernel, ranks: int) -> float:
     return _roofline(device, flops / ranks, kernel.nbytes / ranks, kernel)
 
 
+def dtype_as_run(kind: str, dtype: str, name: str = "") -> str:
+    """Returns the dtype whose peak a kernel of a kind, a name and a dtype runs at.
+
+    cuDNN convolves float32 as TF32 where a device has it (torch.backends.cudnn.allow_tf32, by default), and multiplies
+    so in recurrent layers."""
+    return "tf32" if dtype == "float32" and (kind == "convolution" or name.endswith(" recurrent")) else dtype
+
+
 def _as_run(kernel: Kernel) -> Kernel:
-    """The kernel in the dtype in which it runs: cuDNN takes float32 as TF32 where a device has it."""
-    by_cudnn = kernel.kind == "convolution" or kernel.name.endswith(" recurrent")
-    return replace(kernel, dtype="tf32") if by_cudnn and kernel.dtype == "float32" else kernel
+    return replace(kernel, dtype=dtype_as_run(kernel.kind, kernel.dtype, kernel.name))
 
 
 def _equivalent(device: Device, kernel: Kernel) -> float:

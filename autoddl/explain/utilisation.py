@@ -4,7 +4,7 @@
 
 Flops are those of products, convolutions and attention, forward and backward, of the whole model. They are counted
 once: work that several ranks repeat adds nothing. Backward counts at most twice forward: what attention in one kernel
-computes again there is no work of the model.
+computes again there is no work of the model. The peak of float32 convolutions is that of TF32, as PyTorch runs them.
 """
 
 from collections.abc import Hashable, Iterator
@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterator
 from autoddl.core.graph import Graph, graph_from_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Device, parse_cluster
+from autoddl.cost_models.kernel import dtype_as_run
 from autoddl.operators.work import work
 from autoddl.pricing.kernel_prices import computed_dtype
 
@@ -39,5 +40,7 @@ def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:
             forward, backward = work(op, graph, tuple(t.shape for t in reads), tuple(t.shape for t in writes), flows)
             ahead = sum(one.all_flops for one in forward)
             flops = ahead + min(2 * ahead, sum(one.all_flops for one in backward))
-            known[key] = flops / device.peak(computed_dtype(graph, op)) if flops else 0.0
+            kind, kernel = next(((one.kind, one.name) for one in forward if one.flops), ("", ""))
+            dtype = dtype_as_run(kind, computed_dtype(graph, op), kernel)
+            known[key] = flops / device.peak(dtype) if flops else 0.0
         yield known[key]

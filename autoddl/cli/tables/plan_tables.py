@@ -28,6 +28,7 @@ from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput
 from autoddl.explain.rings import places_text, ring_text
 from autoddl.explain.utilisation import model_flops_utilisation
+from autoddl.operators.work import base
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
@@ -241,13 +242,16 @@ def _precision(plan: Plan) -> str:
         return f"{plan.precision}: parameters and optimizer state in {stored}, used in bfloat16"
     if not {"graph", "cluster"} <= plan.source.keys():
         return ""
-    widest = {t.dtype for t in graph_from_text(plan.source["graph"]).tensors if t.kind is Kind.PARAMETER}
+    graph = graph_from_text(plan.source["graph"])
+    widest = {t.dtype for t in graph.tensors if t.kind is Kind.PARAMETER}
     peaks = dict(parse_cluster(plan.source["cluster"], "the plan's cluster").device.peaks)
     slow, fast = peaks.get("float32", 0.0), peaks.get("bfloat16", 0.0)
     if widest != {"float32"} or fast <= slow:
         return ""
-    return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device; with --precision bf16-mixed products run "
-            f"at up to {fast / 1e12:.3g} TFLOP/s")
+    convolved = f", convolutions {peaks['tf32'] / 1e12:.3g} as TF32" if "tf32" in peaks and any(
+        "conv" in base(op) for op in graph.ops) else ""
+    return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device{convolved}; with --precision bf16-mixed "
+            f"products run at up to {fast / 1e12:.3g} TFLOP/s")
 
 
 def _float64(plan: Plan) -> str:
