@@ -11,10 +11,11 @@ from itertools import accumulate, combinations, pairwise
 from math import comb, inf
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
-from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, PricedStages
 from autoddl.cost_models.timelines.pipeline_bounds import trace_cut
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
@@ -31,31 +32,23 @@ OTHERS = 4
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
                 ) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
-    m, units, shape = part.each, part.units, (part.stages, part.units)
-    seconds = np.full((*shape, len(StageSeconds._fields)), inf)
-    whole, known, behind = (np.full(shape, inf) for _ in range(3))
-    more = {weights: np.zeros(shape) for weights in (*SINGLES, *part.pieces)}
-    extra = {weights: np.zeros(shape) for weights in part.weights}
-    sides, repeats, least = (0.0, *part.transfers, 0.0), part.least(part.repeated), {w: part.least(w) for w in more}
-    wholes, behinds = part.wholes(set(flights)), part.behinds(set(flights))
-    counted = {(flight, weights): part.counted(flight, weights) for flight in set(flights) for weights in extra}
-    for s, flight in enumerate(flights):
-        for n in range(1, units - part.stages + 2):
-            begins = _begins(part, s, n)
-            at = begins, [a + n for a in begins]
-            later = behinds[flight][at].min()
-            total = max(wholes[flight][at].min(), later)
-            known[s, n - 1], behind[s, n - 1], whole[s, n - 1] = total, later, repeats[at].min() / m
-            for weights, values in more.items():
-                values[s, n - 1] = least[weights][at].min()
-            forward, backward, weight = map(min, zip(*[part.floor(a, a + n) for a in begins], strict=True))
-            seconds[s, n - 1] = (forward, backward, weight, 0, 0, 0) if total < inf else inf
-            for weights, values in extra.items():
-                sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
-                values[s, n - 1] = max(0.0, counted[flight, weights][at].min() - sent)
-    every = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more.items(), *extra.items())
-    return CutProblem(schedule, seconds, part.transfers, whole,
-                      tuple((weights, _once(part, weights, values)) for weights, values in every),
+    m, sides, every = part.each, (0.0, *part.transfers, 0.0), set(flights)
+    repeats, least = part.least(part.repeated), {w: part.least(w) for w in (*SINGLES, *part.pieces)}
+    wholes, behinds = part.wholes(every), part.behinds(every)
+    counted = {weights: {flight: part.counted(flight, weights) for flight in every} for weights in part.weights}
+    behind = _by_stage(part, [behinds[flight] for flight in flights])
+    known = np.maximum(_by_stage(part, [wholes[flight] for flight in flights]), behind)
+    more = [(weights, _by_stage(part, [values] * part.stages)) for weights, values in least.items()]
+    sent = {weights: np.array([weights[6] * sides[s] + weights[7] * sides[s + 1] for s in range(part.stages)]) / 2
+            for weights in counted}
+    extra = [(weights, np.maximum(_by_stage(part, [values[flight] for flight in flights]) - sent[weights][:, None], 0))
+             for weights, values in counted.items()]
+    passes = np.stack([_by_stage(part, [one] * part.stages) for one in part.floor_passes()], axis=2)
+    seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
+    seconds[~np.isfinite(known)] = inf
+    terms = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more, *extra)
+    return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [repeats] * part.stages) / m,
+                      tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
 
 
@@ -66,22 +59,27 @@ def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
     return found
 
 
-def _begins(part: StageParts, s: int, n: int) -> list[int]:
-    """The places at which stage s may begin if it has n units, and every other stage one at least."""
-    if s in (0, part.stages - 1):
-        return [part.units - n if s else 0]
-    return list(range(s, part.units - n - (part.stages - 1 - s) + 1))
+def _by_stage(part: StageParts, values: Sequence[Array]) -> Array:
+    """[s, n - 1]: the least of values[s][a, a + n] over the places a at which stage s may begin with n units.
+
+    Every other stage has one unit at least. It is infinite where that cannot be.
+    """
+    units, stages, each = part.units, np.arange(part.stages), np.stack(values)
+    found = np.full((part.stages, units), inf)
+    for n in range(1, units - part.stages + 2):
+        begins = np.diagonal(each, n, axis1=1, axis2=2)
+        found[:, n - 1] = sliding_window_view(begins, units - n - part.stages + 2, axis=1)[stages, stages].min(axis=1)
+        found[[0, -1], n - 1] = begins[0, 0], begins[-1, -1]
+    return found
 
 
 def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
     """Tells what is known of stages of a part under a price, with every number of units, wherever they may begin."""
     sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
     for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
-        known, sent = part.priced(flights[s], weights, one.price), weights[6] * sides[s] + weights[7] * sides[s + 1]
-        for n in range(1, part.units - part.stages + 2):
-            begins = _begins(part, s, n)
-            least = known[begins, [a + n for a in begins]].min() - sent / 2 - part.twice[s].seconds(weights)
-            values[i, n - 1] = max(0.0, least)
+        least = _by_stage(part, [part.priced(flights[s], weights, one.price)] * part.stages)[s]
+        sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
+        values[i] = np.where(np.isfinite(least), np.maximum(least - sent - part.twice[s].seconds(weights), 0.0), 0.0)
     budget = part.task.budget + sum(part.twice[s].nbytes for s in one.stages)
     return PricedStages(one.stages, one.weights, one.price, budget, values)
 

@@ -14,7 +14,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
 from math import inf
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 
 from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.cost_table import Array
-from autoddl.core.graph import Graph, Kind
+from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import first_ranks
@@ -123,6 +123,16 @@ class StageUnits:
         return self.task.variant(self.microbatches).original
 
     @cached_property
+    def _ops(self) -> tuple[Op, ...]:
+        """The needed ops of that graph."""
+        return needed_ops(self.graph)
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        """The position of the first op of every unit, and behind the last."""
+        return (0, *self.places, len(self._ops))
+
+    @cached_property
     def cluster(self) -> Cluster:
         """The part of the cluster of one stage."""
         return stage_cluster(self.task.cluster, self.parts)
@@ -130,22 +140,21 @@ class StageUnits:
     @cached_property
     def _works(self) -> tuple[tuple[float, float, float], ...]:
         """Sums, up to every place, of the least seconds of forward, backward and W on a stage's devices."""
-        alive = replace(self.graph, ops=needed_ops(self.graph), outputs=self.graph.outputs[:1])
-        flows, ends = alive.differentiable(), [0, *self.places, len(alive.ops)]
+        alive = replace(self.graph, ops=self._ops, outputs=self.graph.outputs[:1])
         weights = weights_of(alive) if self.splits else frozenset[int]()
-        return tuple(floor_sums(alive, self.cluster, flows, weights, ends))
+        return tuple(floor_sums(alive, self.cluster, alive.differentiable(), weights, self._ends))
 
     @property
     def copies(self) -> CopyMessages | None:
         """Prices what copies of a stage exchange; None where a stage is on one part."""
         return CopyMessages(self.task.cluster, self.placement) if len(self.placement) > 1 else None
 
-    def floor(self, a: int, b: int) -> tuple[float, float, float]:
-        """Seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
+    def floor_passes(self) -> tuple[Array, Array, Array]:
+        """[a, b]: seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
 
         Where backward is not split, W has none.
         """
-        forward, backward, weight = (max(0.0, y - x) for x, y in zip(self._works[a], self._works[b], strict=True))
+        forward, backward, weight = (np.maximum(sums[None, :] - sums[:, None], 0.0) for sums in np.array(self._works).T)
         return forward, backward, weight
 
     def floors(self) -> Array:
@@ -157,11 +166,11 @@ class StageUnits:
     @cached_property
     def _kinds(self) -> tuple[int, ...]:
         """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
-        ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
-        sent, known = [(), *(tuple(sorted(one)) for one in self._crossing), ()], dict[Any, int]()
+        ops, known = self._ops, dict[Any, int]()
+        sent = [(), *(tuple(sorted(one)) for one in self._crossing), ()]
         every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
                   self._asked(self._cut(k, k + 1)) if self._asks else ())
-                 for k, (first, end) in enumerate(pairwise(ends))]
+                 for k, (first, end) in enumerate(pairwise(self._ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
 
     @property
@@ -234,7 +243,7 @@ class StageUnits:
     def _readers(self) -> dict[str, set[int]]:
         """By parameter, the units that read it."""
         found = dict[str, set[int]]()
-        for i, op in enumerate(needed_ops(self.graph)):
+        for i, op in enumerate(self._ops):
             for tensor in (self.graph.tensors[t] for t in op.inputs):
                 if tensor.kind is Kind.PARAMETER:
                     found.setdefault(tensor.fqn, set()).add(bisect_right(self.places, i))
@@ -250,8 +259,8 @@ class StageUnits:
         found = []
         for s, at in enumerate(self.together):
             before = {u for p in range(s) if self.together[p] == at for u in self._within(p)}
-            names = {fqn for fqn, units in readers.items() if before & units and set(self._within(s)) & units
-                     and len(units) > 1}
+            here = set(self._within(s)) if before else set[int]()
+            names = {fqn for fqn, units in readers.items() if len(units) > 1 and before & units and here & units}
             found.append(most_twice([one for one in graph.tensors if one.kind is Kind.PARAMETER and one.fqn in names],
                                     self.cluster, graph, self.task.options.optimizer, self.copies)
                          if names else Twice())
@@ -269,8 +278,11 @@ class StageUnits:
         may be sent to a later stage, and counts there (`staged_steps.boundary_seconds`).
         """
         most, last = len(self.places) - (self.stages - 2), self.stages - 2
-        return tuple(min(sum(self._least_transfer(b, *sent) for sent in self._sent(k, b == last))
-                         for k in range(b, b + most)) for b in range(self.stages - 1))
+        places = range(len(self.places))
+        near, end = ([tuple(self._sent(k, to_the_end)) for k in places] for to_the_end in (False, True))
+        seconds = lru_cache(maxsize=None)(self._least_transfer)
+        return tuple(min(sum(seconds(b, *sent) for sent in sents)
+                         for sents in (end if b == last else near)[b:b + most]) for b in range(self.stages - 1))
 
     def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
         """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
@@ -287,7 +299,7 @@ class StageUnits:
 
         They are those that the unit behind reads, or any unit `to_the_end`.
         """
-        ops, ends = needed_ops(self.graph), [0, *self.places, len(needed_ops(self.graph))]
+        ops, ends = self._ops, self._ends
         before, at, end = ends[place], ends[place + 1], ends[-1 if to_the_end else place + 2]
         read, near = {t for op in ops[at:end] for t in op.inputs}, {t for op in ops[before:at] for t in op.outputs}
         for t in sorted(self._crossing[at - 1] & read):
