@@ -11,12 +11,13 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
     4  a box with few cuts is finished by the greatest path at each of its cuts
     5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
 
-It ends when no box is left, or after `effort` boxes. The bound is the least of the goal and the boxes that are left.
+It ends when no box is left, after `effort` boxes, or when it is late. The bound is the least of the goal and the boxes
+that are left.
 """
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -59,8 +60,8 @@ FINEST = 1e-11
 
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
                     *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
-                    blends: Sequence[Blend] = (), ceiling: float = math.inf, mean: TraceMean | None = None
-                    ) -> CutSolution:
+                    blends: Sequence[Blend] = (), ceiling: float = math.inf, mean: TraceMean | None = None,
+                    late: Callable[[], bool] = lambda: False) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
@@ -73,6 +74,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         blends       mixtures of paths that count as one, where something is known of seconds weighted so
         ceiling      seconds of something better than these cuts: the search stops once its bound reaches them
         mean         critical paths of the mean of cuts, as `trace_mean` finds them; with them mixtures bound more
+        late         whether the time is over: then no other box and no other mixture is looked into
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
@@ -90,7 +92,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
             least, used = search.rule_out(box)
             box = box.keep([np.less(one, search.goal) for one in least])
             singles += used
-    tree = _Tree(search, group_stages(box, _together(problem.schedule)))
+    tree = _Tree(search, group_stages(box, _together(problem.schedule)), late)
     bound = tree.grow(effort)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
     cut = search.best
@@ -206,8 +208,8 @@ class _Node:
 class _Tree:
     """The tree of boxes: the least bound is looked into first."""
 
-    def __init__(self, search: CutPlanes, boxes: Box) -> None:
-        self.search = search
+    def __init__(self, search: CutPlanes, boxes: Box, late: Callable[[], bool]) -> None:
+        self.search, self.late = search, late
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed, self.weakest = math.inf, tuple[int, ...]()
 
@@ -217,7 +219,7 @@ class _Tree:
         heap = [(self.root.bound, next(order), self.root)]
         while heap and heap[0][0] < self.search.goal and effort > 0:
             _, _, node = heapq.heappop(heap)
-            effort -= 1
+            effort = 0 if self.late() else effort - 1
             if not self._close(node):
                 self._divide(node)
                 for child in node.children:
@@ -255,7 +257,7 @@ class _Tree:
             table, fixed = search.mixed(mixture)
             _, cut = least_cut(node.box, table)
             node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
-            if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound):
+            if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound) or self.late():
                 return
             cuts.append(cut)
             search.evaluate(cut)

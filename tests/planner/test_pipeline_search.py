@@ -29,7 +29,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
 from autoddl.planner.task import PlanTask, task_of
@@ -262,6 +262,22 @@ def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> No
     assert any(row["detail"] == "the time was over" for row in found.source["alternatives"])
     every = [pipeline_plan(one, Staged(cut, "1f1b", 4)).predicted.seconds for cut in cuts_of(one, 2)]
     assert 0 < found.bound <= min(every) and found.bound < found.predicted.seconds
+
+
+def test_no_stage_is_searched_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that a search of a stage moves a second: the limit holds but for the search that is under way."""
+    clock = [0.0]
+
+    def searched(*args: object) -> object:
+        clock[0] += 1.0
+        return search_stage(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("autoddl.planner.pipelines.solved_stages.search_stage", searched)
+    monkeypatch.setattr("autoddl.planner.pipelines.pipeline_search.processor_seconds", lambda: clock[0])
+    found = autoddl.plan(Chain((16, 64, 16, 64, 16)), TWO_BY_TWO, torch.randn(32, 16), stages=(2,), microbatches=(2,),
+                         schedule=("1f1b",), max_axes=1, workers=1, stages_limit=14.5)
+    assert found.pipeline is not None and check_pipeline(found).bound <= found.predicted.seconds
+    assert clock[0] == 15.0 and found.source["alternatives"][0]["detail"] == "the time was over"
 
 
 @pytest.mark.slow

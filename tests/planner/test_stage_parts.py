@@ -94,7 +94,7 @@ def test_no_plan_under_other_counts_is_none(peaks: tuple[float, float], monkeypa
 
     parts = _parts(2 * peaks[1])
     parts.bound(0, 2, Flight(3))
-    monkeypatch.setattr("autoddl.planner.pipelines.stage_parts.search_stage", searched)
+    monkeypatch.setattr("autoddl.planner.pipelines.solved_stages.search_stage", searched)
     assert parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0]) is None
     assert parts.counted(Flight(3), WEIGHTS)[0, 2] == 0.0
 
@@ -159,8 +159,7 @@ def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower
         searches.append(structure(stage.graph))
         return search_stage(task, stage, *args)  # type: ignore[arg-type]
 
-    for module in ("stage_parts", "solved_stages"):
-        monkeypatch.setattr(f"autoddl.planner.pipelines.{module}.search_stage", searched)
+    monkeypatch.setattr("autoddl.planner.pipelines.solved_stages.search_stage", searched)
     model, sample = zoo.named("gpt2", layers=2, B=8)
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
     task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)

@@ -37,6 +37,7 @@ from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
+from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.staged import Staged
@@ -93,7 +94,7 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
                     seen.append(found.path)
                     now, best = found, found if found.seconds < best.seconds else best
         stale = stale + 1 if best.seconds > before * (1 - 1e-6) else 0
-        if stale == STALE:
+        if stale == STALE or part.late():
             break
     return best.plans, best.seconds
 
@@ -150,9 +151,12 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
         blends.append(blend)
         prices += priced
         each = {s: one.price for one in priced for s in one.stages}
-        made = [part.count_priced(a, b, flight, counts, graph, each[s]) if s in each else
-                part.count(a, b, flight, counts, graph) for s, ((a, b), flight, counts, graph) in
-                enumerate(zip(pairwise(ends), flights, weights, graphs, strict=True))]
+        try:
+            made = [part.count_priced(a, b, flight, counts, graph, each[s]) if s in each else
+                    part.count(a, b, flight, counts, graph) for s, ((a, b), flight, counts, graph) in
+                    enumerate(zip(pairwise(ends), flights, weights, graphs, strict=True))]
+        except OutOfTime:
+            break
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
         met.append(_joint(part, staged, now))
         best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
@@ -196,12 +200,12 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
     """The pipeline in which stage s is searched again with these counts; None where that changes nothing or fails."""
     m = part.each
     own = [(1 - MIXED) * x + MIXED * alone for x, alone in zip(waits[s], (m, m, m, 1, 1, 1), strict=True)]
-    if not any(waits[s]):
-        return None
+    if not any((*waits[s], *waits[-1][max(0, s - 1):s + 1])):
+        return None  # neither the stage nor its messages are waited for
     ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     counts, found = Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), list[_Joint]()
     for stages in filter(None, (part, following(part, staged, best.plans, graphs, s))):
-        with suppress(Infeasible, InputError):
+        with suppress(Infeasible, InputError, OutOfTime):
             plan = stages.searched_for(graphs[s], flights[s], counts, ports)
             if plan is not None and (plan.decisions, plan.stored) != (best.plans[s].decisions, best.plans[s].stored):
                 plans = (*best.plans[:s], plan, *best.plans[s + 1:])

@@ -14,6 +14,7 @@ and the pipeline is simulated. Then more is known, and the bound rises:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, pairwise
@@ -31,6 +32,7 @@ from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_of, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices, roomier, roomier_cuts
+from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
@@ -118,7 +120,6 @@ class CutSearch:
         part       the stages, and what is known of them
         name       name of the schedule
         tell       tells progress
-        late       whether the time that the search may take is over
         best       seconds of the best plan of any candidate
         paths      paths of the schedule that bound its seconds; none before the first bound
         is_closer  whether that bound knows all of the commonest unit, not M alone
@@ -139,7 +140,6 @@ class CutSearch:
     part: StageParts
     name: str
     tell: Callable[[str], None]
-    late: Callable[[], bool] = lambda: False
     best: float = inf
     paths: Sequence[PathBound] = ()
     is_closer: bool = False
@@ -165,6 +165,11 @@ class CutSearch:
     def flights(self) -> tuple[Flight, ...]:
         """By stage, the microbatches in flight."""
         return tuple(flights_of(self.schedule))
+
+    @property
+    def late(self) -> Callable[[], bool]:
+        """Whether the time that the search may take is over."""
+        return self.part.late
 
     @property
     def found(self) -> TriedCut | None:
@@ -211,12 +216,14 @@ class CutSearch:
             return
         if not self.is_closer:
             self.is_closer = True
-            self._begin(closer=True)
+            with suppress(OutOfTime):
+                self._begin(closer=True)
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
             for sizes in dict.fromkeys((self.answer.cut, self.answer.weakest)):
-                self._solve(cut_of(sizes), sizes == self.answer.cut)
+                with suppress(OutOfTime):
+                    self._solve(cut_of(sizes), sizes == self.answer.cut)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
         self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
@@ -250,7 +257,7 @@ class CutSearch:
             likely = likely_problem(problem)
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
                                      effort=EFFORT if self.rounds else FIRST_EFFORT,
-                                     tolerance=tolerance, blends=self.blends, ceiling=self.best)
+                                     tolerance=tolerance, blends=self.blends, ceiling=self.best, late=self.late)
         except InputError:
             return None
         self.paths = answer.paths
@@ -321,12 +328,14 @@ class CutSearch:
 
         At last the bound is made as sharp as what is known proves.
         """
-        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
         if self.late():
             return
+        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
         if not self.is_closed:
-            self._solve_others(problem)
-        self._least(problem, self.part.task.options.tolerance / 4)
+            with suppress(OutOfTime):
+                self._solve_others(problem)
+        if not self.late():
+            self._least(problem, self.part.task.options.tolerance / 4)
 
     def _solve_others(self, problem: CutProblem) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""

@@ -3,9 +3,10 @@
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
 plan, with stages or without. Others of nearly as low a bound come before one in which cuts were solved already, so that
-a good plan is found early. Where the time that the search may take is over, nothing more is looked into: what was
-proved by then is the bound. It looks until there is some plan. That time is the processor's, of this process and its
-workers: so other programs on the machine do not change what is found.
+a good plan is found early. Where the time that the search may take is over, no stage is searched any more,
+and no other box of cuts is looked into. What was proved by then is the bound. It looks until all candidates are bounded
+and there is some plan. That time is the processor's, of this process and its workers: so other
+programs on the machine do not change what is found.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,11 +72,11 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
     parts: dict[tuple[int, int, int, bool, int], StageParts] = {}
-    tell, began = _teller(progress, searches, len(asked)), processor_seconds()
+    tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
 
     def late() -> bool:
         over = options.stages_limit is not None and processor_seconds() - began > options.stages_limit
-        return over and min(best, *(one.seconds for one in searches)) < inf
+        return over and all_bounded and min(best, *(one.seconds for one in searches)) < inf
 
     for d, m, name in asked:
         key = d, m, chunks_of(name), splits_backward(name), pipes_of(name)
@@ -83,14 +84,15 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             if key not in parts:
                 alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, m, key[4]))
                 other = next(alike, None)
-                parts[key] = _part(task, d, m, name, other)
-            search = CutSearch(parts[key], name, tell, late)
+                parts[key] = _part(task, d, m, name, other, late)
+            search = CutSearch(parts[key], name, tell)
             search.advance(best)
             searches.append(search)
         except InputError as error:
             if len(problems) == len(asked) - 1:
                 raise
             problems.append(Alternative(d, name, m, None, None, inf, str(error)))
+    all_bounded = True
     _run(searches, best)
     rows = [*problems, *(one.row for one in searches)]
     needed = min((part.needed for part in parts.values()), default=inf)
@@ -221,9 +223,11 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     return pipeline_plan(part.task, staged, plans)
 
 
-def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None) -> StageParts:
+def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
+          late: Callable[[], bool]) -> StageParts:
     """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
+    They are searched until it is `late`.
     Raises InputError where the cluster or the model cannot be cut so.
     """
     stage_cluster(task.cluster, parts)
@@ -240,4 +244,4 @@ def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: Stage
     splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
     if other is not None:
         return other.scheduled(stages, splits, where)
-    return StageParts(task, stages, parts, microbatches, places, where, splits=splits)
+    return StageParts(task, stages, parts, microbatches, places, where, splits=splits, late=late)

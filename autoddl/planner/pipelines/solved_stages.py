@@ -5,6 +5,7 @@ plan does not fit, they are searched under the budget. What is found without one
 in flight. What is found under one that binds is true for that number alone.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 
@@ -21,12 +22,17 @@ from autoddl.planner.mesh_search import Found
 from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
 from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_moment
 from autoddl.planner.pipelines.stage_units import StageUnits
+from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
 
-__all__ = ["ANY", "ONE", "SEVERAL", "SolvedStage", "SolvedStages", "gathers_stay"]
+__all__ = ["ANY", "ONE", "SEVERAL", "OutOfTime", "SolvedStage", "SolvedStages", "gathers_stay"]
 
 ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
+
+
+class OutOfTime(Exception):
+    """Tells that the time is over that the search over stages may take: no stage is searched any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +95,24 @@ class SolvedStages(StageUnits):
         source, found = self._freely(graph, key, flight)
         if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
             return SolvedStage(source, found, binds=False)
-        made = search_stage(self.task, graph, self.cluster, self.each, flight, self.within)
-        return SolvedStage(graph, made)
+        return SolvedStage(graph, self.search(self.task, graph, flight, self.within))
+
+    def search(self, task: PlanTask, graph: StageGraph, flight: Flight, within: Sequence[Candidate] = ()) -> Found:
+        """Searches the layouts of a stage for a task like this one. Raises OutOfTime, or why there are none."""
+        self.check_time()
+        return search_stage(task, graph, self.cluster, self.each, flight, within)
+
+    def check_time(self) -> None:
+        """Raises OutOfTime where no stage may be searched any more."""
+        if self.late():
+            raise OutOfTime
 
     def _freely(self, graph: StageGraph, key: str, flight: Flight) -> tuple[StageGraph, Found]:
         """The best layouts without a budget of a stage or one like it, and that stage."""
         at = key, gathers_stay(flight)
         if at not in self._free:
             free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
-            self._free[at] = graph, search_stage(free, graph, self.cluster, self.each, some, self.within)
+            self._free[at] = graph, self.search(free, graph, some, self.within)
         return self._free[at]
 
     @property
@@ -142,7 +157,7 @@ class SolvedStages(StageUnits):
         tasks = [replace(self.task, counts=counts, ports=ports, budget=budget, copies=self.copies)
                  for budget in (inf, self.task.budget)]
         for task in tasks:
-            made = search_stage(task, graph, self.cluster, self.each, flight, within)
+            made = self.search(task, graph, flight, within)
             plan = self._planned_alone(solved, graph, made, flight)
             if plan is not None:
                 break
@@ -154,6 +169,7 @@ class SolvedStages(StageUnits):
         The plan is None where none was drawn, and may be above the budget.
         """
         key = self._key(graph)
+        self.check_time()
         source, made = self._prices.alone(self.task, self._asking(graph, flight), key, price)
         if made.candidate is None or made.solution is None:
             return None, made.bound

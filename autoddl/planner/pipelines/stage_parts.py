@@ -45,7 +45,6 @@ from autoddl.core.stages import StageGraph
 from autoddl.planner.pins import also_pinned
 from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage, SolvedStages, gathers_stay
-from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.pipelines.stage_ports import PieceMessages
 from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
@@ -218,6 +217,7 @@ class StageParts(SolvedStages):
         """
         if not any(weights[:6]):
             return None
+        self.check_time()
         return self._prices.counted(partial(self._counted_so, a, b, weights), self._asking(self._cut(a, b), flight),
                                     (self.alone(a, b)[1], self._sides(a, b), weights, flight, price))
 
@@ -232,12 +232,12 @@ class StageParts(SolvedStages):
         at = flight if solved.binds else ANY
         task = replace(self._counted_so(a, b, weights), budget=self.task.budget if solved.binds else inf)
         try:
-            made = search_stage(task, graph, self.cluster, self.each, at if solved.binds else ONE, self.within)
+            made = self.search(task, graph, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
             if self._sends_more(a, b, stage):
                 return self.searched_for(stage, flight, _counts(weights), None)
             if gathers_stay(at) != gathers_stay(flight):
-                made = search_stage(task, graph, self.cluster, self.each, flight, (made.candidate,))
+                made = self.search(task, graph, flight, (made.candidate,))
         except Infeasible:
             return None
         return self._planned_alone(solved, stage, made, flight)
@@ -302,8 +302,7 @@ class StageParts(SolvedStages):
         task = replace(self.task, counts=_counts(weights), copies=self.copies,
                        budget=inf if at == ANY else self.task.budget)
         try:
-            some = ONE if at == ANY else at
-            self._least[key, weights, at] = search_stage(task, graph, self.cluster, self.each, some).bound
+            self._least[key, weights, at] = self.search(task, graph, ONE if at == ANY else at).bound
         except Infeasible:
             self._least[key, weights, at] = 0.0
         return True

@@ -12,7 +12,7 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -73,6 +73,7 @@ class StageUnits:
         placement       by pipe and stage, the part that has it (`Staged.pipes`)
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
+        late            whether the time that the search over stages may take is over
         _ports          the messages between two stages
         _alone          graphs of stages, with their structure
     """
@@ -85,6 +86,7 @@ class StageUnits:
     placement: tuple[tuple[int, ...], ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
+    late: Callable[[], bool] = lambda: False
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
