@@ -102,7 +102,7 @@ class _Check:
 
     def __init__(self, problem: CutProblem, proof: CutProof, bound: float) -> None:
         self.bound, self.blocks, self.groups = bound, problem.blocks, proof.groups
-        self.possible = np.isfinite(problem.seconds).all(axis=2)
+        self.possible: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(problem.seconds), axis=2)
         self.terms = np.pad(np.where(self.possible[:, :, None], problem.seconds, 0.0), ((0, 0), (0, 0), (0, 2)))
         stated = [*problem.known, *([((1, 1, 1), problem.whole)] if problem.whole is not None else [])]
         self.alone = [k for k, (weights, _) in enumerate(stated) if len(weights) <= 6]
@@ -126,8 +126,8 @@ class _Check:
         """
         least: Array = counts @ self.terms[s].T
         orders = [[k, *(j for j in self.alone if j != k)] for k in range(len(self.known))]
-        return np.max([least, *(least + self._more(s, counts, [self.known[k] for k in order]) for order in orders)],
-                      axis=0)
+        return reduce(np.maximum, (least + self._more(s, counts, [self.known[k] for k in order]) for order in orders),
+                      least)
 
     def _more(self, s: int, counts: Array, known: Sequence[Known]) -> Array:
         """[path, blocks - 1] seconds above those of the terms, by what is known of a stage, in this order."""

@@ -3,10 +3,10 @@
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
 plan, with stages or without. Others of nearly as low a bound come before one in which cuts were solved already, so that
-a good plan is found early. Where the time that the search may take is over, no stage is searched any more,
-and no other box of cuts is looked into. What was proved by then is the bound. It looks until all candidates are bounded
-and there is some plan. That time is the processor's, of this process and its workers: so other
-programs on the machine do not change what is found.
+a good plan is found early. Where the time that the search may take is over, no stage is searched any more, and no other
+box of cuts is looked into. What was proved by then is the bound. It looks until all candidates are bounded and there is
+some plan. That time is the processor's, of this process and its workers: so other programs on the machine do not change
+what is found.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
-from autoddl.core.stages import cut_graph
+from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
@@ -29,12 +29,14 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
+from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward, stage_cluster
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
+from autoddl.schedule.memory_line import with_memory_peak
 
 LOOKED = 2
 """Candidates in which cuts beside the best are solved, those that found best."""
@@ -211,16 +213,29 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
 
     Buckets of the stages of a part of the cluster have what its ranks have left, those of the first stage first.
     """
-    staged, budget = part.staged(name, tried.cut), part.task.budget
+    staged, budget, sizes = part.staged(name, tried.cut), part.task.budget, dict[object, int]()
     graphs, plans = cut_graph(part.graph, staged.cuts), list[Plan]()
     left = {at: budget - nbytes for at, nbytes in together_bytes(tried.plans, graphs, staged.placement).items()}
     for plan, graph, at in zip(tried.plans, graphs, staged.placement, strict=True):
         own = plan.predicted.peak_bytes
-        made = fitting_buckets(replace(plan, budget=own + left[at]), add_hubs(graph.graph),
-                               part.task.options.optimizer, part.cluster)
+        made = _bucketed(replace(plan, budget=own + left[at]), graph, part, sizes)
         left[at] -= made.predicted.peak_bytes - own
         plans.append(replace(made, budget=budget))
     return pipeline_plan(part.task, staged, plans)
+
+
+def _bucketed(plan: Plan, stage: StageGraph, part: StageParts, sizes: dict[object, int]) -> Plan:
+    """The plan with the best bucket size, that of stages before of the same layouts if it fits; `sizes` has theirs."""
+    graph, optimizer = add_hubs(stage.graph), part.task.options.optimizer
+    key = (structure(stage.graph), str(plan.mesh), tuple((one.layout, one.split) for one in plan.stored),
+           tuple((one.inputs, one.outputs, one.gradient) for one in plan.decisions))
+    if key in sizes:
+        made = with_memory_peak(replace(plan, bucket_bytes=sizes[key]), graph, optimizer, part.cluster)
+        if made.predicted.peak_bytes <= plan.budget:
+            return made
+    made = fitting_buckets(plan, graph, optimizer, part.cluster)
+    sizes[key] = made.bucket_bytes
+    return made
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
