@@ -51,7 +51,7 @@ def staged_variant(module: nn.Module, plan: Plan, batch: Sample, options: PlanOp
     task = task_of(module, cluster, batch, replace(options, microbatches=(parts,)).configured(), plan.model, None,
                    captures)
     graph, known = task.confirmed(parts).original, graph_from_text(plan.source["graph"])
-    staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), name, parts)
+    staged = Staged(matched_cuts(known, graph, plan.pipeline.cuts), name, parts, sizes=plan.pipeline.sizes)
     graphs = cut_graph(graph, staged.cuts)
     _check_same(cut_graph(known, plan.pipeline.cuts), graphs)
     tasks = [replace(task, options=replace(task.options, mesh=str(stage.plan.mesh),
@@ -71,7 +71,7 @@ def _schedule(plan: Plan, pipeline: Pipeline, batch: Sample) -> tuple[str, int]:
     for name in (pipeline.name, *LIKE):
         for parts in counts:
             try:
-                if Staged(pipeline.cuts, name, parts).schedule().placement == places:
+                if Staged(pipeline.cuts, name, parts, sizes=pipeline.sizes).schedule().placement == places:
                     return name, parts
             except InputError as error:
                 problems.append(str(error))

@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple, cast
 from autoddl.core.errors import InputError
 
 __all__ = ["Action", "Flight", "Kind", "Schedule", "check_copies", "check_schedule", "first_ranks", "flights_of",
-           "live_activations", "needs", "peak_activations"]
+           "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -175,6 +175,19 @@ def first_ranks(placement: Sequence[Sequence[int]]) -> tuple[int, ...]:
     Stages with the same first rank have all ranks in common (`check_copies`).
     """
     return tuple(map(min, zip(*placement, strict=True)))
+
+
+def sizes_text(sizes: Sequence[int]) -> str:
+    """The numbers of ranks of all parts as text, `1+1+2`; `even` of none, which are equal parts."""
+    return "+".join(map(str, sizes)) or "even"
+
+
+def sizes_of(text: str) -> tuple[int, ...]:
+    """The numbers of ranks of all parts that `1+1+2` says, none of `even`. Raises InputError where it says none."""
+    words = [] if text == "even" else text.split("+")
+    if not all(word.strip().isdecimal() and int(word) for word in words):
+        raise InputError(f"{text!r} says no ranks of stages: write how many each has, like '1+1+2', or even, or any")
+    return tuple(map(int, words))
 
 
 def check_copies(schedule: Schedule) -> None:

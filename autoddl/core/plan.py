@@ -26,6 +26,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.names import is_factory
+from autoddl.core.pipeline import Schedule
 from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
 from autoddl.core.sparse import SparseRule
@@ -187,7 +188,8 @@ class Plan:
         pipeline        the stages, each with a plan of its own; None for a plan without stages
         version         of the format
 
-    A plan with stages has no decisions of its own, and its mesh is `pipe` x `rank`: stages by ranks of a stage.
+    A plan with stages has no decisions of its own, and its mesh is `pipe` x `rank`: stages by ranks of a stage. Where
+    stages have different numbers of ranks, its mesh is all ranks along `pipe`.
     """
 
     model: str
@@ -344,6 +346,23 @@ class Pipeline:
     def cuts(self) -> tuple[int, ...]:
         """The positions at which the graph is cut."""
         return tuple(stage.ops[0] for stage in self.stages[1:])
+
+    @property
+    def ranks(self) -> tuple[tuple[int, int], ...]:
+        """By part of the cluster, its ranks [first, end); parts may have different numbers of them."""
+        where = Schedule.parse(self.schedule).placement[0]
+        found = dict(zip(where, (stage.ranks for stage in self.stages), strict=False))
+        return tuple(found[part] for part in sorted(found))
+
+    def part_of(self, rank: int) -> int:
+        """The part of the cluster that has a rank of the plan, which is the schedule's rank."""
+        return next(part for part, (first, end) in enumerate(self.ranks) if first <= rank < end)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of ranks of every part of the cluster; none where all are equal."""
+        found = tuple(end - first for first, end in self.ranks)
+        return found if len(set(found)) > 1 else ()
 
 
 rebuild_dataclass(Plan, force=True)  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor, graph_from_text
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_names
+from autoddl.core.pipeline import sizes_text
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.explain.breakdown import block_of
@@ -81,6 +82,7 @@ def _stages(a: Plan, b: Plan, said: tuple[str, ...]) -> tuple[tuple[str, ...], t
     words: list[str] = []
     groups: list[BlockDifference] = []
     for what, mine, yours in (("stages", len(a.pipeline.stages), len(b.pipeline.stages)),
+                              ("ranks of stages", sizes_text(a.pipeline.sizes), sizes_text(b.pipeline.sizes)),
                               ("schedule", a.pipeline.name, b.pipeline.name),
                               ("cuts", *(", ".join(stage_beginnings(plan)[1:]) for plan in (a, b)))):
         if mine != yours:

@@ -33,7 +33,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import crossing
 from autoddl.cost_models import Cluster, parse_cluster
-from autoddl.planner.pipelines.staged import stage_cluster
+from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.pricing.floors import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
@@ -90,9 +90,9 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             continue
         problem, proof = proof_from_json(row["proof"])
         if row["microbatches"] == plan.microbatches:
-            places = row["proof"]["places"]
-            _check_floors(graph, cluster, problem, places)
-            _check_transfers(graph, cluster, problem, places, plan.source.get("asked", {}).get("compress", ()))
+            places, sizes = row["proof"]["places"], tuple(row.get("sizes", ()))
+            _check_floors(graph, cluster, problem, places, sizes)
+            _check_transfers(graph, cluster, problem, places, sizes, plan.source.get("asked", {}).get("compress", ()))
         assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
             f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
         check_pipeline_bound(problem, proof, row["bound"])
@@ -102,15 +102,21 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
                           paths, without)
 
 
-def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int]) -> None:
-    """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins."""
+def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int], sizes: Sequence[int]
+                  ) -> None:
+    """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins.
+
+    `sizes` are the ranks of every stage; none: all have as many.
+    """
     stages, units = problem.seconds.shape[:2]
     alive = replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1])
-    flows, part = alive.differentiable(), stage_cluster(cluster, len(problem.schedule.actions))
+    flows, parts = alive.differentiable(), part_clusters(cluster, len(problem.schedule.actions), sizes)
     splits = any(action.kind == "W" for action in problem.schedule)
     weights = weights_of(alive) if splits else frozenset[int]()
-    sums = np.array(floor_sums(alive, part, flows, weights, (0, *places, len(alive.ops))))
-    for s in range(stages):
+    every = {part: np.array(floor_sums(alive, part, flows, weights, (0, *places, len(alive.ops)))) for part in
+             dict.fromkeys(parts)}
+    for s, at in enumerate(problem.schedule.placement[0]):
+        sums = every[parts[at]]
         for n in range(1, units - stages + 2):
             begins = [0] if s == 0 else [units - n] if s == stages - 1 else range(s, units - n - (stages - 1 - s) + 1)
             least = np.min([sums[a + n] - sums[a] for a in begins], axis=0)
@@ -120,12 +126,13 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: S
 
 
 def _check_transfers(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int],
-                     compress: Sequence[str]) -> None:
+                     sizes: Sequence[int], compress: Sequence[str]) -> None:
     """Asserts that no transfer over a boundary is said to take longer than it does at the least, wherever it lies.
 
     `compress` are the messages that may be coded.
     """
-    ops, at, parts = needed_ops(graph), problem.schedule.placement[0], len(problem.schedule.actions)
+    ops, at = needed_ops(graph), problem.schedule.placement[0]
+    ranks = ranks_of_parts(cluster, len(problem.schedule.actions), sizes)
     ends, boundaries, crosses = (*places, len(ops)), len(problem.transfers), crossing(graph)
     for b, claimed in enumerate(problem.transfers):
         every = []
@@ -134,15 +141,17 @@ def _check_transfers(graph: Graph, cluster: Cluster, problem: CutProblem, places
             behind = ops[ends[k]:len(ops) if b == boundaries - 1 else ends[k + 1]]
             must = crosses[ends[k] - 1] & {t for op in behind for t in op.inputs}
             near = must & {t for op in ops[begin:ends[k]] for t in op.outputs}
-            every.append(sum(_least_seconds(graph.tensors[t], cluster, parts, at[b:b + 1] if t in near else at[:b + 1],
+            every.append(sum(_least_seconds(graph.tensors[t], cluster, ranks, at[b:b + 1] if t in near else at[:b + 1],
                                             at[b + 1], compress) for t in must))
         assert claimed <= min(every) * (1 + SAME), \
             f"a transfer from stage {b} to the next is said to take {claimed} s, what crosses takes {min(every)} s"
 
 
-def _least_seconds(tensor: Tensor, cluster: Cluster, parts: int, sources: Sequence[int], target: int,
+def _least_seconds(tensor: Tensor, cluster: Cluster, ranks: Sequence[Ranks], sources: Sequence[int], target: int,
                    compress: Sequence[str]) -> float:
-    """Least seconds of a tensor that comes to part `target` from one of `sources`: each rank receives its piece."""
+    """Least seconds of a tensor that comes to part `target` from one of `sources`: each rank sends or receives a piece.
+    """
     part = part_in_flight(codecs_of(compress, "pipeline", tensor.dtype), tensor.itemsize)
-    nbytes = part * tensor.nbytes * parts / cluster.size
-    return min(transfer_seconds(cluster, parts, source, target, nbytes) for source in sources)
+    nbytes, counts = part * tensor.nbytes, [end - first for first, end in ranks]
+    return min(transfer_seconds(cluster, ranks, source, target, nbytes / min(counts[source], counts[target]))
+               for source in sources)

@@ -24,7 +24,8 @@ from autoddl.cost_models.software import Software, run_by, software_named
 from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.operators.fusion import as_compiled
-from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
+from autoddl.planner.pipelines.part_ranks import part_clusters
+from autoddl.planner.pipelines.staged import splits_backward
 from autoddl.planner.pipelines.staged_steps import simulated
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 
@@ -66,7 +67,9 @@ def seconds_as_run(plan: Plan, software: Software, cluster: Cluster | None = Non
     cluster = cluster or parse_cluster(plan.source["cluster"], "the plan's cluster")
     if plan.pipeline is None:
         return run_seconds(plan, graph, cluster, software)
-    pipeline, part = plan.pipeline, stage_cluster(cluster, plan.mesh.sizes[0])
-    stages = [stage_run_seconds(stage.plan, add_hubs(cut.graph), part, software, splits_backward(pipeline.name))
-              for stage, cut in zip(pipeline.stages, cut_graph(graph, pipeline.cuts), strict=True)]
-    return simulated(Schedule.parse(pipeline.schedule), stages, foreseen_stages(plan).transfers).makespan
+    pipeline, schedule = plan.pipeline, Schedule.parse(plan.pipeline.schedule)
+    parts = part_clusters(cluster, len(pipeline.ranks), pipeline.sizes)
+    stages = [stage_run_seconds(stage.plan, add_hubs(cut.graph), parts[at], software, splits_backward(pipeline.name))
+              for stage, cut, at in zip(pipeline.stages, cut_graph(graph, pipeline.cuts), schedule.placement[0],
+                                        strict=True)]
+    return simulated(schedule, stages, foreseen_stages(plan).transfers).makespan

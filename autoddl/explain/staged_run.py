@@ -96,7 +96,7 @@ def foreseen_stages(plan: Plan) -> StagedStep:
 def foreseen_waiting(plan: Plan) -> float:
     """Seconds of a step in which ranks wait, in the mean over all ranks, as predicted."""
     assert plan.pipeline is not None
-    return fmean(_figures(plan, part)[1] for part in range(plan.mesh.sizes[0]))
+    return fmean(_figures(plan, part)[1] for part in range(len(plan.pipeline.ranks)) for _ in _ranks(plan, part))
 
 
 def stage_beginnings(plan: Plan) -> tuple[str, ...]:
@@ -109,12 +109,12 @@ def stage_beginnings(plan: Plan) -> tuple[str, ...]:
 def ranks_text(plan: Plan, part: int) -> str:
     """The ranks of a part of the cluster, by its place on the axis along which stages lie: `ranks 4-7`."""
     ranks = _ranks(plan, part)
-    return f"rank {part}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
 def _ranks(plan: Plan, part: int) -> range:
-    size = plan.mesh.size // plan.mesh.sizes[0]
-    return range(part * size, (part + 1) * size)
+    assert plan.pipeline is not None
+    return range(*plan.pipeline.ranks[part])
 
 
 def ranks_of_stage(pipeline: Pipeline, stage: int) -> str:
@@ -143,10 +143,11 @@ def compare_staged_run(plan: Plan, record: Record) -> ComparedStages:
     Raises MismatchError for a record of another plan or without a whole step, and InputError for a plan that does not
     keep its graph.
     """
+    assert plan.pipeline is not None
     graph = graph_of_plan(plan)
     check_record(plan, record)
     steps = later(record)
-    parts = [k for k in range(plan.mesh.sizes[0]) if any(step.rank in _ranks(plan, k) for step in steps)]
+    parts = [k for k in range(len(plan.pipeline.ranks)) if any(step.rank in _ranks(plan, k) for step in steps)]
     longest: dict[int, float] = defaultdict(float)
     for step in steps:
         longest[step.step] = max(longest[step.step], step.seconds)

@@ -64,7 +64,7 @@ def describe_plan(plan: Plan, subject: Subject, idle: str = "tensor") -> Describ
     layers = _layers(plan, subject)
     degrees = main.degrees
     found = Configuration(degrees, _rows(subject, degrees), plan.microbatches,
-                          1 if plan.pipeline is None else plan.mesh.sizes[0],
+                          1 if plan.pipeline is None else len(plan.pipeline.ranks),
                           "1f1b" if plan.pipeline is None else plan.pipeline.name, layers,
                           main.sequence and any(one.role == "tensor" for one in degrees), main.experts,
                           _precision(plan, subject), _recompute(plan, subject))

@@ -120,7 +120,7 @@ def peak_without_recomputation(plan: Plan, subject: Subject, optimizer: str) -> 
     """
     if plan.pipeline is None:
         return _with_all_kept(plan, subject.hubs, optimizer, subject.cluster).predicted.peak_bytes
-    part, cuts = stage_cluster(subject.cluster, plan.mesh.sizes[0]), cut_graph(subject.graph, plan.pipeline.cuts)
+    part, cuts = stage_cluster(subject.cluster, len(plan.pipeline.ranks)), cut_graph(subject.graph, plan.pipeline.cuts)
     stages = [_with_all_kept(one.plan, add_hubs(cut.graph), optimizer, part)
               for one, cut in zip(plan.pipeline.stages, cuts, strict=True)]
     return max(together_bytes(stages, cuts, first_ranks(Schedule.parse(plan.pipeline.schedule).placement)).values())

@@ -29,6 +29,7 @@ import copy
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate, pairwise
 from math import inf, isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,7 @@ from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.programs import plan_of_batch
 from autoddl.launch.temporary import temporary_folder
+from autoddl.planner.pipelines.staged import mesh_of_parts, pipes_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -173,19 +175,20 @@ def _least(mesh: Mesh) -> Mesh:
 def _fewer(plan: Plan) -> Plan:
     """A plan with stages whose stages have the least meshes of their shapes; stages on the same ranks stay there.
 
-    Raises InputError where these meshes differ in size: a plan's stages have as many ranks each."""
+    Raises InputError where these meshes differ in size, and a stage is on the ranks of others or has copies."""
     assert plan.pipeline is not None
     least = [_least(stage.plan.mesh) for stage in plan.pipeline.stages]
-    sizes = {mesh.size for mesh in least}
-    if len(sizes) > 1:
+    sizes, places = {mesh.size for mesh in least}, plan.pipeline.ranks
+    if len(sizes) > 1 and (len(places) < len(least) or pipes_of(plan.pipeline.name) > 1):
         raise InputError(f"the plan is for {plan.mesh.size} ranks, and the least meshes of its stages have different "
                          f"sizes ({', '.join(map(str, least))}); allow its own ranks with --max-ranks {plan.mesh.size}")
-    places = sorted({stage.ranks for stage in plan.pipeline.stages})
-    stages = tuple(replace(stage, ranks=(places.index(stage.ranks) * mesh.size, (places.index(stage.ranks) + 1)
-                                         * mesh.size), plan=replace(stage.plan, mesh=mesh, backend="gloo"))
-                   for stage, mesh in zip(plan.pipeline.stages, least, strict=True))
-    pipe, *_ = plan.mesh.axes
-    return replace(plan, mesh=Mesh((pipe, Axis("rank", least[0].size))), pipeline=replace(plan.pipeline, stages=stages))
+    parts = [places.index(stage.ranks) for stage in plan.pipeline.stages]
+    sized = dict(zip(parts, (mesh.size for mesh in least), strict=True))
+    ranks = list(pairwise(accumulate((sized[part] for part in range(len(places))), initial=0)))
+    stages = tuple(replace(stage, ranks=ranks[part], plan=replace(stage.plan, mesh=mesh, backend="gloo"))
+                   for stage, part, mesh in zip(plan.pipeline.stages, parts, least, strict=True))
+    return replace(plan, mesh=mesh_of_parts(tuple(sized[part] for part in range(len(places)))),
+                   pipeline=replace(plan.pipeline, stages=stages))
 
 
 def _seated(plan: Plan) -> Plan:

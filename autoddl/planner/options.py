@@ -15,6 +15,7 @@ from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
+from autoddl.core.pipeline import sizes_of
 from autoddl.core.pipeline_schedules import kind_and_width
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
@@ -55,6 +56,7 @@ class Options(TypedDict, total=False):
     recompute: Sequence[str]
     overlap: bool
     stages: Sequence[int]
+    stage_ranks: Sequence[str]
     schedule: Sequence[str]
     cut: Sequence[str]
     compress: Sequence[str]
@@ -126,6 +128,11 @@ class PlanOptions:
                                       "cluster; 1 is none", metavar="N,N,...", written=str)
     """Numbers of stages of a pipeline to choose from, rising, each once; 1 is a plan without stages."""
 
+    stage_ranks: tuple[str, ...] = _option((), "ranks of every stage, like '1+1+2', where they are not to be equal; "
+                                           "any weighs such divisions beside equal ones", metavar="N+N+...,N+...",
+                                           written=str)
+    """Numbers of ranks of the stages to choose from, as text: `1+1+2`, `even`, or `any` for both kinds."""
+
     schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe, "
                                         "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v, chimera:1",
                                         metavar="NAME,NAME,...", written=str)
@@ -161,6 +168,7 @@ class PlanOptions:
         object.__setattr__(self, "pins", tuple(self.pins))
         object.__setattr__(self, "microbatches", _rising(self.microbatches, "microbatches", "the whole batch"))
         object.__setattr__(self, "stages", _rising(self.stages, "stages", "a plan without stages"))
+        object.__setattr__(self, "stage_ranks", _stage_ranks(self.stage_ranks))
         object.__setattr__(self, "schedule", _schedules(self.schedule))
         object.__setattr__(self, "cut", tuple(self.cut))
         object.__setattr__(self, "compress", parse_codecs(self.compress))
@@ -177,6 +185,12 @@ class PlanOptions:
                              f"{', '.join(map(str, self.stages))}: leave it out, or give stages={len(self.cut) + 1}")
         if self.cut:
             object.__setattr__(self, "stages", (len(self.cut) + 1,))
+        counts = tuple(sorted({len(sizes) for sizes in map(_stage_sizes, self.stage_ranks) if sizes}))
+        if counts and self.stages == (1,) and not self.cut:
+            object.__setattr__(self, "stages", counts)
+        if counts and not set(counts) <= set(self.stages):
+            raise InputError(f"stage ranks {', '.join(self.stage_ranks)} are of {', '.join(map(str, counts))} stages, "
+                             f"and stages asks for {', '.join(map(str, self.stages))}: give as many numbers as stages")
         if self.overlap and self.stages != (1,):
             raise InputError("overlap is about the time lines of plans without stages; a plan with stages is always "
                              "chosen by its time line: leave overlap out")
@@ -275,6 +289,21 @@ def _schedules(names: Sequence[str]) -> tuple[str, ...]:
     if not found:
         raise InputError("a pipeline has some schedule: name one, like '1f1b'")
     return found
+
+
+def _stage_ranks(given: Sequence[str]) -> tuple[str, ...]:
+    """The ranks of stages to choose from, each once; one text names several with commas. Raises InputError for others.
+    """
+    texts = given.split(",") if isinstance(given, str) else given
+    found = tuple(dict.fromkeys(text.strip() for text in texts))
+    for text in found:
+        _stage_sizes(text)
+    return found
+
+
+def _stage_sizes(text: str) -> tuple[int, ...]:
+    """The numbers that a text names, none of `any` and `even`."""
+    return () if text == "any" else sizes_of(text)
 
 
 def _policies(recompute: Sequence[str]) -> tuple[str, ...]:

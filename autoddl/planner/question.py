@@ -45,7 +45,7 @@ __all__ = ["Question", "Rebuilt", "candidates_of", "graphs_beside", "network_on"
            "split_by_microbatches", "task_of_question", "whole_question_of"]
 
 _ASKED = ("mesh", "pins", "budget", "optimizer", "precision", "tolerance", "max_axes", "microbatches", "recompute",
-          "stages", "schedule", "cut", "compress", "sparse")
+          "stages", "schedule", "cut", "compress", "sparse", "stage_ranks")
 """Options of a search over stages that its plan keeps."""
 
 SAME = 1e-9
@@ -156,7 +156,8 @@ def question_of(plan: Plan) -> Question:
 
 def options_text(options: PlanOptions) -> dict[str, Any]:
     """The options that say what is asked for, as JSON; the others say how to search."""
-    found = {name: getattr(options, name) for name in _ASKED if name != "sparse" or options.sparse is not None}
+    found = {name: getattr(options, name) for name in _ASKED
+             if name not in ("sparse", "stage_ranks") or getattr(options, name)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
 
 

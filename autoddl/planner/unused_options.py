@@ -1,6 +1,7 @@
 """Refuses options that would be without effect beside the others, so that none is dropped in silence.
 
     schedule, stages_limit    no plan with stages is asked for; a limit, where `mine` leaves no search over stages
+    stage_ranks               as these: `mine` has stages of equally many ranks
     max_axes                  `mesh` or `mine` say which axes there are
     cut, pins                 `mine` has stages: these are of equal size, and alike in their layouts
     compress                  only what stages send, where there are none
@@ -49,6 +50,8 @@ def _unused(options: PlanOptions) -> dict[str, str]:
     if not staged:
         found["schedule"] = (f"schedule {', '.join(options.schedule)} is of plans with stages, and none is asked for: "
                              "ask for some, like --stages 1,2,4, or leave schedule out")
+        found["stage_ranks"] = (f"stage ranks {', '.join(options.stage_ranks)} are of plans with stages, and none is "
+                                "asked for: ask for some, like --stages 1,2,4, or leave stage ranks out")
         found["stages_limit"] = (f"a stages limit of {options.stages_limit} s ends the search over stages, and none is "
                                  "asked for: ask for some, like --stages 1,2,4, or leave it out")
         if [word.partition("=")[0] for word in options.compress] == ["pipeline"]:
@@ -58,6 +61,8 @@ def _unused(options: PlanOptions) -> dict[str, str]:
         fixed = f"mine '{options.mine}' has stages of equally many blocks, all with its layouts"
         found["stages_limit"] = (f"{fixed}, so there is no search over stages that a stages limit could end: leave the "
                                  "limit out, or ask for stages without mine")
+        found["stage_ranks"] = (f"{fixed}, and equally many ranks: leave stage ranks {', '.join(options.stage_ranks)} "
+                                "out, or ask for them without mine")
         found["cut"] = (f"{fixed}, and cut {', '.join(options.cut)} says where others begin: leave cut out, or ask for "
                         "it without mine")
         found["pins"] = (f"{fixed}, and pins of one stage would say otherwise: leave {', '.join(options.pins)} out, or "

@@ -108,7 +108,7 @@ class PipelineModel(ParallelModel):
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
         self._each = plan.microbatches // schedule.pipes
         self._batches = {s: batches_of(module, captured, runner, device, program) for s, runner in runners.items()}
-        links, row = links_of(self._lanes), stages.rank // next(iter(stages.groups.values())).mesh.size
+        links, row = links_of(self._lanes), plan.pipeline.part_of(stages.rank)
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
         self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)

@@ -48,16 +48,21 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
                          f"{schedule.pipes} pipe{'s' * (schedule.pipes > 1)}, the "
                          f"plan of {len(stages)} and {plan.microbatches}, its stages of "
                          f"{[one.plan.microbatches for one in stages]}: all must be alike; plan again")
-    size = plan.mesh.size // len(schedule.actions)
-    for s, (stage, place) in enumerate(zip(stages, schedule.placement[0], strict=True)):
-        if stage.ranks != (place * size, (place + 1) * size) or stage.plan.mesh.size != size:
+    ranks = plan.pipeline.ranks
+    begins = [0, *(end for _, end in ranks)]
+    for s, (stage, places) in enumerate(zip(stages, zip(*schedule.placement, strict=True), strict=True)):
+        first, size = begins[places[0]], stage.plan.mesh.size
+        if stage.ranks != (first, first + size) or any(ranks[p][1] - begins[p] != size for p in places):
             raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
-                             f"places it on {size} ranks from {place * size} on; plan again")
+                             f"places it on {size} ranks from {first} on; plan again")
         flight = flights_of(schedule)[s]
         if stage.plan.in_flight < flight.in_flight or stage.plan.waiting < flight.waiting:
             raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
                              f"has {flight.in_flight} there, {flight.waiting} of them with gradients that wait: plan "
                              "again for this schedule")
+    if begins[-1] != plan.mesh.size:
+        raise InputError(f"the stages have ranks 0 to {begins[-1] - 1}, and the plan is for {plan.mesh.size}: plan "
+                         "again")
 
 
 def connected(plan: Plan, graph: Graph, timeout: timedelta) -> Stages:

@@ -97,9 +97,9 @@ class Copy(NamedTuple):
 
 def copies_of(pipeline: Pipeline) -> list[Copy]:
     """The copies of all stages, pipe after pipe."""
-    placement = Schedule.parse(pipeline.schedule).placement
-    return [Copy(s, pipe, where[s] * stage.plan.mesh.size) for pipe, where in enumerate(placement)
-            for s, stage in enumerate(pipeline.stages)]
+    placement, ranks = Schedule.parse(pipeline.schedule).placement, pipeline.ranks
+    return [Copy(s, pipe, ranks[where[s]][0]) for pipe, where in enumerate(placement)
+            for s in range(len(pipeline.stages))]
 
 
 def links_of(lanes: Sequence[Lane]) -> list[Link]:

@@ -41,6 +41,7 @@ from autoddl.planner.finish import finished_plan, on_cluster
 from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import allowed_meshes, region_of
+from autoddl.planner.pipelines.part_ranks import ranks_of_parts
 from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
 from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
 from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_seconds
@@ -201,12 +202,12 @@ def stage_plans(asked: RunPlan, graph: Graph, cuts: tuple[int, ...]) -> tuple[Ch
 
 def _between(cluster: Cluster, parts: int, plans: Sequence[Plan], graph: Graph, cuts: tuple[int, ...]) -> float:
     """Seconds of the transfer of a microbatch from the first of `parts` stages to the next, or of its gradient."""
-    found = [0.0, 0.0]
+    found, ranks = [0.0, 0.0], ranks_of_parts(cluster, parts)
     for one in transfers_of(graph, cuts):
         if one.source == 0:
             tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
             here, there = transfer_ends(one, plans)
             for way, ends in enumerate(((*here, *there), (*there, *here))):
                 nbytes = busiest(messages(tensor.shape, *ends)) * tensor.itemsize
-                found[way] += transfer_seconds(cluster, parts, 0, 1, nbytes)
+                found[way] += transfer_seconds(cluster, ranks, 0, 1, nbytes)
     return max(found)

@@ -116,8 +116,12 @@ def test_stages_are_verified_on_smaller_meshes() -> None:
     with pytest.raises(InputError, match="needs 4; allow them with --max-ranks 4"):
         shrink_plan(many, 3)
     uneven = (large[0], replace(large[1], plan=replace(large[1].plan, mesh=Mesh.parse("a=3,b=2"))))
+    assert many.pipeline is not None
+    small, _ = shrink_plan(replace(many, pipeline=replace(many.pipeline, stages=uneven)), 8)
+    assert small.pipeline is not None and small.pipeline.ranks == ((0, 2), (2, 8)) and str(small.mesh) == "pipe=8"
+    copied = replace(many.pipeline, stages=uneven, name="chimera:1")
     with pytest.raises(InputError, match=r"different sizes \(all=2, a=3,b=2\)"):
-        shrink_plan(replace(many, pipeline=replace(many.pipeline, stages=uneven)), 8)  # type: ignore[type-var]
+        shrink_plan(replace(many, pipeline=copied), 8)
 
 
 @pytest.mark.ranks

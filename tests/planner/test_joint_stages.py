@@ -1,6 +1,7 @@
 """Pipelines of small chains: no bound is above the best of all cuts and layouts, and the best is found."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import combinations
@@ -28,15 +29,19 @@ from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 
 @lru_cache(maxsize=2)
-def _planned(seed: int, schedule: str = "") -> tuple[Case, Plan | None, PlanTask]:
-    """A chain, its plan, None where none fits, and its task; every second has a budget of 93 % of the free peak."""
-    case = random_case(seed, schedule=schedule)
+def _planned(seed: int, schedule: str = "", stages: int = 2) -> tuple[Case, Plan | None, PlanTask]:
+    """A chain, its plan, None where none fits, and its task; every second has a budget of 93 % of the free peak.
+
+    Three stages are on different numbers of the four ranks.
+    """
+    case = random_case(seed, stages, schedule)
     torch.manual_seed(seed)
     model, sample = Chain(case.widths), torch.randn(case.batch, case.widths[0])
 
     def plan(budget: float | None) -> Plan:
         return autoddl.plan(model, case.cluster, sample, microbatches=(case.microbatches,), max_axes=2, workers=1,
-                            stages=(2,), schedule=(case.schedule,), budget=budget)
+                            stages=(stages,), stage_ranks=("any",) if stages == 3 else (),
+                            schedule=(case.schedule,), budget=budget)
 
     found: Plan | None = plan(None)
     budget = 0.93 * found.predicted.peak_bytes if found and seed % 2 else None
@@ -49,10 +54,10 @@ def _planned(seed: int, schedule: str = "") -> tuple[Case, Plan | None, PlanTask
     return case, found, task_of(model, case.cluster, sample, options, "chain", None)
 
 
-def _check(seed: int, schedule: str = "") -> float:
-    """How far the plan is above the best pipeline, relatively."""
-    case, plan, task = _planned(seed, schedule)
-    best = best_pipeline(task, case)
+def _check(seed: int, schedule: str = "", sizes: Sequence[tuple[int, ...]] = ((),)) -> float:
+    """How far the plan is above the best pipeline, of any of these numbers of ranks of stages, relatively."""
+    case, plan, task = _planned(seed, schedule, len(sizes[0]) or 2)
+    best = min(best_pipeline(task, case, one) for one in sizes)
     if plan is None:
         assert best == inf, f"{seed}: a pipeline fits, and none was found"
         return 0.0
@@ -79,6 +84,12 @@ def test_no_bound_is_above_the_best_where_backward_is_split(schedule: str) -> No
 def test_no_bound_is_above_the_best_where_stages_have_copies(seed: int) -> None:
     """Two pipes in opposite directions: what their copies exchange is priced, and traded with layouts."""
     assert _check(seed, "chimera:1") < 1e-2
+
+
+@parametrize_or_slow("seed,schedule", [(0, "1f1b")], [(seed, name) for seed in (1, 2, 3, 4, 5, 7) for name in (
+    "1f1b", "gpipe")])
+def test_stages_on_different_numbers_of_ranks_are_as_good_as_the_best(seed: int, schedule: str) -> None:
+    assert _check(seed, schedule, [(1, 1, 2), (2, 1, 1)]) < 1e-2
 
 
 @pytest.mark.slow

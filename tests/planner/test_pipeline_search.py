@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations
+from itertools import accumulate, combinations, product
 
 import pytest
 import torch
@@ -16,16 +16,18 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, graph_from_text
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Layout, Mesh
+from autoddl.core.pipeline import sizes_of
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.split_backward import waiting_inputs, weights_of
 from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
-from autoddl.cost_models import load_cluster, parse_cluster
+from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
@@ -201,12 +203,16 @@ def test_a_message_counts_as_in_the_pipe_where_it_takes_longest() -> None:
     first = next(one for one in transfers_of(graph, cuts) if (one.source, one.target) == (0, 1))
     for name, level in (("chimera:1", (0, 1)), ("chimera:3", (2, 3))):
         sent, _ = transfer_passes(cluster, Staged(cuts, name, 6), graph, first, layout, layout)
-        assert sent.seconds == transfer_seconds(cluster, 6, *level, 12 * 8 * 4) > 0
+        assert sent.seconds == transfer_seconds(cluster, ranks_of_parts(cluster, 6), *level, 12 * 8 * 4) > 0
 
 
 def test_a_message_takes_as_long_between_two_of_three_as_between_two_of_four() -> None:
     three, four = (parse_cluster(SLOW.replace("size: 2", f"size: {n}", 1), "some") for n in (3, 4))
-    assert transfer_seconds(three, 6, 0, 1, 1e6) == transfer_seconds(four, 8, 0, 1, 1e6) > 1e6 / 20e6
+    assert _seconds(three, 6) == _seconds(four, 8) > 1e6 / 20e6
+
+
+def _seconds(cluster: Cluster, parts: int) -> float:
+    return transfer_seconds(cluster, ranks_of_parts(cluster, parts), 0, 1, 1e6)
 
 
 def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:
@@ -218,7 +224,27 @@ def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:
         stage_cluster(cluster, 3)
 
 
+def test_parts_of_different_sizes_tile_a_cluster_and_each_is_a_cluster() -> None:
+    """Every division by the rule is found, none other; parts of equal sizes are the equal parts of a cluster."""
+    cluster = parse_cluster(SLOW.replace("size: 2", "size: 4", 1).replace("out, size: 2", "out, size: 3"), "twelve")
+    for parts in range(2, 7):
+        found = set(size_vectors(cluster, parts, 10_000))
+        for sizes in product((1, 2, 3, 4, 6, 8), repeat=parts):
+            begins = [*accumulate(sizes, initial=0)]
+            fits = all(n in (1, 2, 4, 8) and begin % min(n, 4) == 0 for n, begin in zip(sizes, begins, strict=False))
+            assert (sizes in found) == (fits and begins[-1] == 12 and len(set(sizes)) > 1), sizes
+        assert all(tuple(part.size for part in part_clusters(cluster, parts, sizes)) == sizes for sizes in found)
+    assert part_clusters(cluster, 3, (4, 4, 4))[0].levels == stage_cluster(cluster, 3).levels
+    with pytest.raises(InputError, match="ranks 2 to 5 of cluster random"):
+        part_clusters(cluster, 3, (2, 4, 6))
+    assert sizes_of("4+8") == (4, 8) and sizes_of("even") == ()
+
+
 @pytest.mark.parametrize(("options", "words"), [
+    ({"stages": (2,), "stage_ranks": ("1+1+2",)}, "give as many numbers as stages"),
+    ({"stage_ranks": ("1+2",)}, "3 ranks, and there are 2 stages on the 4 ranks"),
+    ({"stage_ranks": ("1+x",)}, "says no ranks of stages"),
+    ({"stage_ranks": ("1+3",), "schedule": ("chimera:1",)}, "several stages on each part"),
     ({"stages": (8,)}, "whole factors"), ({"stages": (4,), "cut": ("h.1",)}, "make 2 stages"),
     ({"stages": (2,), "schedule": ("2f2b",)}, "no schedule"), ({"cut": ("nowhere",)}, "no cut at 'nowhere'"),
     ({"stages": (0,)}, "at least 1"), ({"stages": (2,), "overlap": True}, "leave overlap out"),

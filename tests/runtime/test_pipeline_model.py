@@ -137,6 +137,7 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
 
 QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt2-4", 4, "chimera:1", "one=1", 4),
          ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
+         ("gpt2-4", 3, "1f1b", "one=1 / one=1 / all=2", 4),
          ("gpt2-4", 4, "zb-v", "one=1", 3), ("chosen", 2, "chimera:1", "one=1", 2)]
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
@@ -171,12 +172,18 @@ BRANCHED = [*((name, 2, "chimera:1", "all=2" if name != "thrice" else "one=1", 4
                 ("thrice", "1f1b", 3), ("frozen", "zb-h2", 8), ("dense", "chimera:2", 4), ("twins", "gpipe", 1),
                 ("auxiliary", "dualpipe-v", 8), ("swapped", "zb-h1", 4), ("gated", "interleaved:2", 8)))]
 """Models whose parts are joined by more than one tensor in a row, some of whose parameters no gradient reaches."""
+UNEQUAL = [("gpt2-4", 3, "1f1b", "one=1 / one=1 / all=2", 4), ("llama-4", 3, "zb-h1", "all=2 / one=1 / one=1", 3),
+           ("gpt-4 dropping", 2, "gpipe", "a=2,b=2 / one=1", 4), ("t5", 3, "1f1b", "one=1 / all=2 / all=2", 4),
+           ("vgg_bn", 2, "1f1b", "all=2 / one=1", 2), ("mixture", 2, "zb-h2", "one=1 / all=2", 4),
+           ("unet", 4, "1f1b", "all=2 / one=1 / one=1 / all=2", 4), ("llama-4", 4, "interleaved:2", "one=1 / all=2", 4),
+           ("vit-4", 4, "zb-v", "all=2 / one=1", 4), ("gpt2-4", 4, "chimera:1", "all=2 / one=1 / one=1 / all=2", 4)]
+"""Stages on different numbers of ranks."""
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + SPLIT + CHUNKED + TIED + BOTH_WAYS + SKIPPING
-                   + BRANCHED)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + UNEQUAL[1:] + SPLIT + CHUNKED + TIED
+                   + BOTH_WAYS + SKIPPING + BRANCHED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 

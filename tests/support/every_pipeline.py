@@ -10,7 +10,7 @@ Where stages have copies, what these exchange is a part of what a choice reduces
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from math import inf, prod
 
 import numpy as np
@@ -27,9 +27,10 @@ from autoddl.planner.candidates import Candidate, build_network
 from autoddl.planner.peaks import Peaks, draft_of
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.part_ranks import part_clusters
 from autoddl.planner.pipelines.stage_plans import stage_task
 from autoddl.planner.pipelines.stage_ports import CopyMessages
-from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import boundary_seconds, simulated
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import CostNetwork
@@ -100,22 +101,26 @@ def random_case(seed: int, blocks: int = 2, schedule: str = "") -> Case:
     return Case(widths, batch, microbatches, schedule or drawn, parse_cluster(text, "random"))
 
 
-def best_pipeline(task: PlanTask, case: Case) -> float:
-    """Seconds of the fastest pipeline of two stages that fits the budget; infinite where none does."""
-    graph, part, best = task.variant(case.microbatches).original, stage_cluster(case.cluster, 2), inf
-    for at in places_of(graph, ()):
-        staged = Staged((at,), case.schedule, case.microbatches)
+def best_pipeline(task: PlanTask, case: Case, sizes: tuple[int, ...] = ()) -> float:
+    """Seconds of the fastest pipeline of two stages, or of some on so many ranks each, that fits the budget.
+
+    They are infinite where none does.
+    """
+    graph, best, stages = task.variant(case.microbatches).original, inf, len(sizes) or 2
+    parts = part_clusters(case.cluster, stages, sizes)
+    for cuts in combinations(places_of(graph, ()), stages - 1):
+        staged = Staged(cuts, case.schedule, case.microbatches, sizes=sizes)
         schedule = staged.schedule()
         copies = CopyMessages(case.cluster, schedule.placement) if schedule.pipes > 1 else None
         every = [list(_choices(replace(task, copies=copies), stage, part, case.microbatches // schedule.pipes, flight,
-                               staged.splits)) for stage, flight in
-                 zip(cut_graph(graph, staged.cuts), flights_of(schedule), strict=True)]
-        for (first, mine), (second, its) in product(*every):
-            between = boundary_seconds(case.cluster, (first, second), staged, graph)
-            for pair in product(mine, its):
-                if max(one.forward + one.backward + one.weight for one in pair) * case.microbatches / schedule.pipes \
+                               staged.splits)) for stage, part, flight in
+                 zip(cut_graph(graph, staged.cuts), parts, flights_of(schedule), strict=True)]
+        for chosen in product(*every):
+            between = boundary_seconds(case.cluster, [plan for plan, _ in chosen], staged, graph)
+            for each in product(*[seconds for _, seconds in chosen]):
+                if max(one.forward + one.backward + one.weight for one in each) * case.microbatches / schedule.pipes \
                         < best:
-                    best = min(best, simulated(schedule, pair, between).makespan)
+                    best = min(best, simulated(schedule, each, between).makespan)
     return best
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 from random_plans import random_plan
 
@@ -46,21 +47,25 @@ def _cuttable(graph: Graph, cuts: tuple[int, ...]) -> bool:
 
 def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, microbatches: int, seed: int = 0,
                 recompute: bool = False) -> Plan:
-    """A plan of stages on meshes `mesh` each; `captured` is the model captured with one microbatch.
+    """A plan of stages on meshes `mesh` each, or `one=1 / all=2` of two parts; `captured` is that of one microbatch.
 
     The schedule of `name` has as many ranks as there are stages, or a divisor of that if it is interleaved.
     """
     graphs, chunks = cut_graph(captured.graph, tuple(cuts)), chunks_of(name)
     schedule = generate(name, len(graphs) // chunks, microbatches)
-    size, ends = Mesh.parse(mesh).size, [*cuts, len(needed_ops(captured.graph))]
+    parts, ends = len(schedule.actions), [*cuts, len(needed_ops(captured.graph))]
+    meshes = mesh.split(" / ") if "/" in mesh else [mesh] * parts
+    ranks = [*pairwise(accumulate((Mesh.parse(one).size for one in meshes), initial=0))]
+    whole = Mesh((Axis("pipe", ranks[-1][1]),)) if "/" in mesh else \
+        Mesh((Axis("pipe", parts), Axis("rank", Mesh.parse(mesh).size)))
     flights = flights_of(schedule)
     stages = []
     for s, (part, first, end) in enumerate(zip(graphs, [0, *cuts], ends, strict=True)):
         place = schedule.placement[0][s]
-        plan = random_plan(replace(captured, graph=part.graph), seed + s, mesh,
+        plan = random_plan(replace(captured, graph=part.graph), seed + s, meshes[place],
                            microbatches=microbatches // schedule.pipes, recompute=recompute, flight=flights[s])
-        stages.append(Stage((first, end), (place * size, (place + 1) * size), plan))
-    return replace(stages[0].plan, mesh=Mesh((Axis("pipe", len(schedule.actions)), Axis("rank", size))), decisions=(),
+        stages.append(Stage((first, end), ranks[place], plan))
+    return replace(stages[0].plan, mesh=whole, decisions=(),
                    conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, recompute=(),
                    microbatches=microbatches,
                    fingerprints={"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)},

@@ -103,8 +103,7 @@ def _ranks(plan: Plan, name: str, colours: list[int]) -> Html:
 def _stages(plan: Plan) -> Html:
     """The stages of a plan on a picture of its ranks, and their meshes."""
     assert plan.pipeline is not None
-    size = plan.mesh.size // plan.mesh.sizes[0]
-    rows = []
+    part_of, rows = [k for k, ranks in enumerate(plan.pipeline.ranks) for _ in range(*ranks)], []
     for k, stage in enumerate(plan.pipeline.stages):
         at = f"plan/pipeline/stages/{k}/plan"
         rows.append((f"stage {k}", ranks_of_stage(plan.pipeline, k), str(stage.plan.mesh),
@@ -113,7 +112,7 @@ def _stages(plan: Plan) -> Html:
                      nbytes(stage.plan.predicted.peak_bytes, f"stages/{k}/peak_bytes")))
     return section("What is split where", "Every cell is a rank, and colours are parts of the cluster. Each part has "
                    "the stages of the table, and splits them over its own mesh.",
-                   element("div", _ranks(plan, "part", [rank // size for rank in range(_shown(plan))]),
+                   element("div", _ranks(plan, "part", part_of[:_shown(plan)]),
                            class_="pictures"),
                    table(("", "ranks", "mesh of a stage", "operators", "compute a step", "peak"), rows))
 

@@ -29,13 +29,14 @@ def draw_pipeline(plan: Plan, path: Path) -> None:
     from matplotlib.figure import Figure
 
     assert plan.pipeline is not None
-    line = foreseen_stages(plan).timeline
+    step = foreseen_stages(plan)
+    line = step.timeline
     rows = _rows(plan, line)
     heights = 0.28 * len(rows) + 0.8, 0.45 * len(line.ranks) + 1.2
     figure = Figure(figsize=(12, sum(heights) + 0.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=heights)
     figure.suptitle(f"{plan.model} on {plan.cluster}, {len(plan.pipeline.stages)} stages, {plan.pipeline.name}, "
-                    f"{plan.microbatches} microbatches: {line.makespan:.4g} s a step, {line.bubble:.1%} of it idle")
+                    f"{plan.microbatches} microbatches: {line.makespan:.4g} s a step, {step.idle:.1%} of it idle")
     _time_line(top, rows, line.makespan)
     _memory(bottom, plan, len(line.ranks))
     figure.savefig(path)

@@ -30,7 +30,7 @@ def time_line(facts: Facts) -> Html:
         line = facts.staged.timeline
         chart = tracks(_staged_rows(facts.plan, line), line.makespan, kinds, "time line of the parts")
         said = element("p", "The schedule takes ", seconds(line.makespan, "staged/makespan"), "; ranks do nothing in ",
-                       datum(line.bubble, f"{line.bubble:.2%}", "staged/bubble"), " of it.")
+                       datum(facts.staged.idle, f"{facts.staged.idle:.2%}", "staged/bubble"), " of it.")
     return section("Time line", "Every rank does the same work as the ranks drawn here. Point at a bar to read it; "
                    "widen the line to tell narrow bars apart.",
                    element("div", button("wider", "wider"), button("narrower", "narrower"), class_="buttons"), chart,

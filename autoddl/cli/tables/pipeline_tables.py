@@ -16,6 +16,7 @@ from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
+from autoddl.core.pipeline import sizes_text
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
@@ -72,7 +73,7 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
                 *sparse_rows(plan)):
         table.add_row(*row)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
-                          f"{step.timeline.bubble:.1%} of it")
+                          f"{step.idle:.1%} of it")
     if (mfu := model_flops_utilisation(plan)) is not None:
         table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank")
@@ -120,7 +121,8 @@ def alternatives_table(plan: Plan) -> RenderableType:
     """A row per candidate with stages: its best seconds and peak, its bound, and why its search ended."""
     table = columns("stages", "schedule", "microbatches", "best", "peak", "no less than", "")
     for row in alternatives_of(plan):
-        table.add_row(str(row["stages"]), row["schedule"], str(row["microbatches"]),
+        ranks = f" of {sizes_text(row['sizes'])} ranks" if row.get("sizes") else ""
+        table.add_row(f"{row['stages']}{ranks}", row["schedule"], str(row["microbatches"]),
                       "-" if row["seconds"] is None else show_seconds(row["seconds"]),
                       "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
                       "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])

@@ -5,7 +5,7 @@ A stage s of n units may begin at several places a. The problem has the least of
     seconds[s, n] = min over a of  what is known of the stage from place a to place a + n
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, combinations, pairwise
 from math import comb, inf
@@ -29,27 +29,42 @@ OTHERS = 4
 """Cuts beside the best that may be better, at most."""
 
 
+class _Known:
+    """Holds the tables [a, b] of what is known of stages on some number of ranks."""
+
+    def __init__(self, part: StageParts, flights: Sequence[Flight], extra: Iterable[tuple[float, ...]]) -> None:
+        every = set(flights)
+        self.repeats, self.passes = part.least(part.repeated), part.floor_passes()
+        self.least = {weights: part.least(weights) for weights in (*SINGLES, *part.pieces)}
+        self.wholes, self.behinds = part.wholes(every), part.behinds(every)
+        self.counted = {(flight, weights): part.counted(flight, weights) for flight in every for weights in extra}
+
+
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
                 ) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
-    m, sides, every = part.each, (0.0, *part.transfers, 0.0), set(flights)
-    repeats, least = part.least(part.repeated), {w: part.least(w) for w in (*SINGLES, *part.pieces)}
-    wholes, behinds = part.wholes(every), part.behinds(every)
-    counted = {weights: {flight: part.counted(flight, weights) for flight in every} for weights in part.weights}
-    behind = _by_stage(part, [behinds[flight] for flight in flights])
-    known = np.maximum(_by_stage(part, [wholes[flight] for flight in flights]), behind)
-    more = [(weights, _by_stage(part, [values] * part.stages)) for weights, values in least.items()]
-    sent = {weights: np.array([weights[6] * sides[s] + weights[7] * sides[s + 1] for s in range(part.stages)]) / 2
-            for weights in counted}
-    extra = [(weights, np.maximum(_by_stage(part, [values[flight] for flight in flights]) - sent[weights][:, None], 0))
-             for weights, values in counted.items()]
-    passes = np.stack([_by_stage(part, [one] * part.stages) for one in part.floor_passes()], axis=2)
+    m, sides = part.each, (0.0, *part.transfers, 0.0)
+    known_of = {one: _Known(one, flights, part.weights) for one in part.every}
+    own = [known_of[part.on(s)] for s in range(part.stages)]
+    every = list(zip(own, flights, strict=True))
+    behind = _by_stage(part, [one.behinds[flight] for one, flight in every])
+    known = np.maximum(_by_stage(part, [one.wholes[flight] for one, flight in every]), behind)
+    more = [(weights, _by_stage(part, [one.least[weights] for one in own])) for weights in (*SINGLES, *part.pieces)]
+    counted = [(weights, _by_stage(part, [one.counted[flight, weights] for one, flight in every]))
+               for weights in part.weights]
+    extra = [(weights, np.maximum(values - _sent(part, weights, sides)[:, None], 0)) for weights, values in counted]
+    passes = np.stack([_by_stage(part, one) for one in zip(*(one.passes for one in own), strict=True)], axis=2)
     seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
     seconds[~np.isfinite(known)] = inf
     terms = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more, *extra)
-    return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [repeats] * part.stages) / m,
+    return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [one.repeats for one in own]) / m,
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
+
+
+def _sent(part: StageParts, weights: Sequence[float], sides: Sequence[float]) -> Array:
+    """By stage, the seconds of messages that count so, of which each side has a half."""
+    return np.array([weights[6] * sides[s] + weights[7] * sides[s + 1] for s in range(part.stages)]) / 2
 
 
 def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:

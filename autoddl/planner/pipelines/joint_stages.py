@@ -153,7 +153,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
         each = {s: one.price for one in priced for s in one.stages}
         try:
             made = [part.count_priced(a, b, flight, counts, graph, each[s]) if s in each else
-                    part.count(a, b, flight, counts, graph) for s, ((a, b), flight, counts, graph) in
+                    part.on(s).count(a, b, flight, counts, graph) for s, ((a, b), flight, counts, graph) in
                     enumerate(zip(pairwise(ends), flights, weights, graphs, strict=True))]
         except OutOfTime:
             break
@@ -204,7 +204,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
         return None  # neither the stage nor its messages are waited for
     ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     counts, found = Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), list[_Joint]()
-    for stages in filter(None, (part, following(part, staged, best.plans, graphs, s))):
+    for stages in filter(None, (part.on(s), following(part, staged, best.plans, graphs, s))):
         with suppress(Infeasible, InputError, OutOfTime):
             plan = stages.searched_for(graphs[s], flights[s], counts, ports)
             if plan is not None and (plan.decisions, plan.stored) != (best.plans[s].decisions, best.plans[s].stored):

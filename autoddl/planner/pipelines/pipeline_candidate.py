@@ -22,7 +22,7 @@ from math import inf
 from typing import Any
 
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, Schedule, flights_of
+from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
@@ -74,6 +74,7 @@ class Alternative:
         bound          seconds that none of its pipelines is below
         detail         why its search ended
         proof          the least seconds of stages from which the bound follows, the proof, and the places of cuts
+        sizes          ranks of every stage; none: all have as many
     """
 
     stages: int
@@ -84,10 +85,11 @@ class Alternative:
     bound: float
     detail: str
     proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+    sizes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, as JSON."""
-        found = {name: getattr(self, name) for name in self.__slots__}
+        found = {name: getattr(self, name) for name in self.__slots__ if name != "sizes" or self.sizes}
         return found | {"bound": None if self.bound == inf else self.bound,
                         "proof": None if self.proof is None else proof_to_json(*self.proof)}
 
@@ -159,7 +161,8 @@ class CutSearch:
     @cached_property
     def schedule(self) -> Schedule:
         """The schedule. Raises InputError where there is none so."""
-        return Staged(tuple(range(1, self.part.stages)), self.name, self.part.microbatches).schedule()
+        cuts = tuple(range(1, self.part.stages))
+        return Staged(cuts, self.name, self.part.microbatches, sizes=self.part.sizes).schedule()
 
     @cached_property
     def flights(self) -> tuple[Flight, ...]:
@@ -189,7 +192,7 @@ class CutSearch:
         detail = "proved" if found and self._reaches(found.seconds) else \
             "no better than the best" if self._reaches(self.best) else self.ended or "the time was over"
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
-                           bound, detail, self.proof)
+                           bound, detail, self.proof, self.part.sizes)
 
     def _reaches(self, seconds: float) -> bool:
         return self.bound >= seconds * (1 - self.part.task.options.tolerance)
@@ -228,7 +231,7 @@ class CutSearch:
         self.best = min(self.best, self.seconds)
         self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
-            self.bound, self.ended = inf, STARVED
+            self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
                 self._find_any(cut_of(self.answer.cut))
@@ -236,14 +239,15 @@ class CutSearch:
 
     def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""
-        self.part.begin(closer)
+        for one in self.part.every:
+            one.begin(closer)
         problem = cut_problem(self.part, self.schedule, self.flights)
         try:
             bound, proof = bound_of_paths(problem, self.paths, partial(trace_mean, likely_problem(problem)))
             if bound > self.bound:
                 self.bound, self.proof = bound, (problem, proof, self.part.places)
         except InputError:
-            self.bound, self.ended = inf, STARVED
+            self.bound, self.proof, self.ended = inf, None, STARVED
 
     @property
     def _tolerance(self) -> float:
@@ -270,14 +274,14 @@ class CutSearch:
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
         """
-        stages = [(a, b, k) for (a, b), k in zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True)]
-        news = self._known(self.part.bound, stages) or self._known(self.part.sharpen, stages)
+        stages = list(zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True))
+        news = self._known(StageParts.bound, stages) or self._known(StageParts.sharpen, stages)
         at = self._roomier(cut) if tries and news else None if news else cut
         one = self._try(at) if at is not None else None
         if not news and cut not in self.blended and self.part.shares:
             news = self._price(cut)
         if not news and one is None:
-            news = self._known(self.part.fit, stages)
+            news = self._known(StageParts.fit, stages)
         if not news and one is not None and cut not in self.blended and not self.late():
             made = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
             self.tried[cut] = TriedCut(cut, made.plans, made.seconds)
@@ -301,9 +305,11 @@ class CutSearch:
         self.prices += [one for one in made if one not in self.prices]
         return len(self.prices) > before
 
-    def _known(self, learn: Callable[[int, int, Flight], bool], stages: Sequence[tuple[int, int, Flight]]) -> bool:
+    def _known(self, learn: Callable[[StageParts, int, int, Flight], bool],
+               stages: Sequence[tuple[tuple[int, int], Flight]]) -> bool:
         """Learns of the stages, one after the other while there is time; whether that was new of any."""
-        return bool(sum(not self.late() and learn(*stage) for stage in stages))
+        return bool(sum(not self.late() and learn(self.part.on(s), *ends, flight)
+                        for s, (ends, flight) in enumerate(stages)))
 
     def _try(self, cut: tuple[int, ...]) -> TriedCut | None:
         """The pipeline of a cut, None where a stage has no plan."""
@@ -354,4 +360,5 @@ class CutSearch:
 
     def _say(self, what: str) -> None:
         part = self.part
-        self.tell(f"solving {part.stages} stages, {self.name}, {part.microbatches} microbatches: {what}")
+        ranks = f" of {sizes_text(part.sizes)} ranks" if part.sizes else ""
+        self.tell(f"solving {part.stages} stages{ranks}, {self.name}, {part.microbatches} microbatches: {what}")

@@ -18,19 +18,22 @@ from typing import NamedTuple
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
+from autoddl.core.pipeline import sizes_of
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import StageGraph, cut_graph
-from autoddl.cost_models import show_seconds
+from autoddl.cost_models import Cluster, show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
+from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.part_ranks import part_clusters, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.stage_units import structure
-from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
@@ -43,6 +46,9 @@ LOOKED = 2
 
 PATIENCE = 0.02
 """The part of its bound by which a candidate comes later for every time that cuts of it were solved."""
+
+DIVISIONS = 64
+"""Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -71,33 +77,35 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     check_pins(options.pins, task.graph)
     for policy in options.recompute:
         policy_blocks(task.graph, policy)
-    asked = [(d, m, name) for d in options.stages if d > 1 for m in options.microbatches for name in options.schedule]
+    asked = [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in divisions(task.cluster, d, options)
+             for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
-    parts: dict[tuple[int, int, int, bool, int], StageParts] = {}
+    parts, known = dict[tuple[int, tuple[int, ...], int, int, bool, int], StageParts](), dict[
+        int, dict[int, StageParts]]()
     tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
 
     def late() -> bool:
         over = options.stages_limit is not None and processor_seconds() - began > options.stages_limit
         return over and all_bounded and min(best, *(one.seconds for one in searches)) < inf
 
-    for d, m, name in asked:
-        key = d, m, chunks_of(name), splits_backward(name), pipes_of(name)
+    for d, sizes, m, name in asked:
+        key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name)
         try:
             if key not in parts:
-                alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, m, key[4]))
+                alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
-                parts[key] = _part(task, d, m, name, other, late)
+                parts[key] = _part(task, d, m, name, other, late, sizes, known.setdefault(m, {}))
             search = CutSearch(parts[key], name, tell)
             search.advance(best)
             searches.append(search)
         except InputError as error:
             if len(problems) == len(asked) - 1:
                 raise
-            problems.append(Alternative(d, name, m, None, None, inf, str(error)))
+            problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
     all_bounded = True
     _run(searches, best)
     rows = [*problems, *(one.row for one in searches)]
-    needed = min((part.needed for part in parts.values()), default=inf)
+    needed = min((one.needed for part in parts.values() for one in part.every), default=inf)
     first = min(searches, key=lambda one: one.seconds)
     plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
@@ -213,12 +221,12 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
 
     Buckets of the stages of a part of the cluster have what its ranks have left, those of the first stage first.
     """
-    staged, budget, sizes = part.staged(name, tried.cut), part.task.budget, dict[object, int]()
+    staged, budget, buckets = part.staged(name, tried.cut), part.task.budget, dict[object, int]()
     graphs, plans = cut_graph(part.graph, staged.cuts), list[Plan]()
     left = {at: budget - nbytes for at, nbytes in together_bytes(tried.plans, graphs, staged.placement).items()}
-    for plan, graph, at in zip(tried.plans, graphs, staged.placement, strict=True):
+    for s, (plan, graph, at) in enumerate(zip(tried.plans, graphs, staged.placement, strict=True)):
         own = plan.predicted.peak_bytes
-        made = _bucketed(replace(plan, budget=own + left[at]), graph, part, sizes)
+        made = _bucketed(replace(plan, budget=own + left[at]), graph, part.on(s), buckets)
         left[at] -= made.predicted.peak_bytes - own
         plans.append(replace(made, budget=budget))
     return pipeline_plan(part.task, staged, plans)
@@ -238,14 +246,26 @@ def _bucketed(plan: Plan, stage: StageGraph, part: StageParts, sizes: dict[objec
     return made
 
 
+def divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tuple[int, ...], ...]:
+    """The numbers of ranks of so many stages that the options ask for; none are equal parts.
+
+    `any` are equal parts and the `DIVISIONS` other divisions that are nearest to them.
+    """
+    found = dict[tuple[int, ...], None]()
+    for text in options.stage_ranks or ("even",):
+        every = ((), *size_vectors(cluster, stages, DIVISIONS)) if text == "any" else (sizes_of(text),)
+        found |= dict.fromkeys(() if len(set(one)) == 1 else one for one in every if len(one) in (0, stages))
+    return tuple(found)
+
+
 def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
-          late: Callable[[], bool]) -> StageParts:
+          late: Callable[[], bool], sizes: tuple[int, ...], known: dict[int, StageParts]) -> StageParts:
     """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
-    They are searched until it is `late`.
-    Raises InputError where the cluster or the model cannot be cut so.
+    They are searched until it is `late`. `known` are stages on some number of ranks, of other candidates whose parts
+    differ. Raises InputError where the cluster or the model cannot be cut so.
     """
-    stage_cluster(task.cluster, parts)
+    part_clusters(task.cluster, parts, sizes)
     chunks = chunks_of(name)
     stages = parts * chunks
     if task.options.cut and chunks > 1:
@@ -257,6 +277,7 @@ def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: Stage
         raise InputError(f"{stages} stages{each} need {stages - 1} cuts, and this model can be cut at {len(places)} "
                           "places, the ends of its blocks: ask for fewer stages, or name the modules with cut")
     splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
-    if other is not None:
+    if other is not None and not sizes:
         return other.scheduled(stages, splits, where)
-    return StageParts(task, stages, parts, microbatches, places, where, splits=splits, late=late)
+    made = StageParts(task, stages, parts, microbatches, places, where, splits=splits, late=late)
+    return made.divided(sizes, known) if sizes else made

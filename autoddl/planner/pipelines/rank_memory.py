@@ -65,7 +65,7 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     plans: list[Plan | None] = [None] * staged.stages
     for at in range(staged.parts):
         mine = [s for s, place in enumerate(staged.placement) if place == at]
-        for s, plan in zip(mine, _sharing(part, [(graphs[s], flights[s]) for s in mine]), strict=True):
+        for s, plan in zip(mine, _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine]), strict=True):
             plans[s] = plan
     found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
     return tuple(replace(plan, budget=part.task.budget) for plan in found)
@@ -120,7 +120,8 @@ def _freely_full(part: StageParts, name: str, cut: tuple[int, ...], flights: Seq
     """By part of the cluster, the bytes of a rank with the stages of a cut that are planned without a budget."""
     staged = part.staged(name, cut)
     graphs = cut_graph(part.graph, staged.cuts)
-    return together_bytes([*map(part.freely_planned, graphs, flights)], graphs, staged.placement)
+    plans = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
+    return together_bytes(plans, graphs, staged.placement)
 
 
 def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:

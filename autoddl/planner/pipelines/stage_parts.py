@@ -75,12 +75,34 @@ class StageParts(SolvedStages):
         _counted    least seconds of stages under other counts
         _under      stages like these under shares of the budget, by these
         _pinned     stages like these on one mesh with more pins, by these
+        _sized      stages like these on parts of so many ranks, by that number, where parts differ
     """
 
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _under: dict[int, "StageParts"] = field(default_factory=dict)
     _pinned: dict[tuple[str, ...], "StageParts"] = field(default_factory=dict)
+    _sized: dict[int, "StageParts"] = field(default_factory=dict)
+
+    def on(self, stage: int) -> "StageParts":
+        """Stages on as many ranks as a stage has: where parts differ, each number of ranks knows its own."""
+        return self._sized[self.sizes[self.where[stage]]] if self.sizes else self
+
+    @property
+    def every(self) -> tuple["StageParts", ...]:
+        """Stages on every number of ranks that there is."""
+        return tuple(self._sized.values()) if self.sizes else (self,)
+
+    def divided(self, sizes: tuple[int, ...], known: dict[int, "StageParts"]) -> "StageParts":
+        """Stages like these on parts of so many ranks each; `known` are those of other divisions, which learn too."""
+        found = replace(self, sizes=sizes, _sized={})
+        for size in dict.fromkeys(sizes):
+            alike = known.setdefault(size, replace(
+                self, sizes=sizes, size=size, _ports={}, _alone={}, _solved={}, _free={}, _drawn={}, _least={}))
+            found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
+                                         splits=self.splits, sizes=sizes, _counted={}, _prices=StagePrices(),
+                                         _under={}, _pinned={})
+        return found
 
     def under(self, share: int) -> "StageParts":
         """Stages like these under some of the `EVEN` shares of the budget, with what is known without a budget."""
@@ -172,7 +194,7 @@ class StageParts(SolvedStages):
     @property
     def weights(self) -> tuple[tuple[float, ...], ...]:
         """The counts of seconds and messages of which something is known."""
-        return tuple(dict.fromkeys(weights for _, _, weights, _ in self._counted))
+        return tuple(dict.fromkeys(weights for one in self.every for _, _, weights, _ in one._counted))
 
     def counted(self, flight: Flight, weights: tuple[float, ...]) -> Array:
         """[a, b]: the least seconds counted so of a stage with its messages, as far as it is known; else 0."""
@@ -194,7 +216,7 @@ class StageParts(SolvedStages):
 
     def _counted_so(self, a: int, b: int, weights: tuple[float, ...]) -> PlanTask:
         """The task in which the seconds and messages of a stage count so."""
-        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.parts, self.where, (weights[6], weights[7]))
+        ports = PieceMessages(self.ports(a, b), self.task.cluster, self.ranks, self.where, (weights[6], weights[7]))
         return replace(self.task, counts=_counts(weights), ports=ports, copies=self.copies)
 
     def count_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph, price: float

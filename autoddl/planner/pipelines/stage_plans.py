@@ -15,7 +15,6 @@ from dataclasses import replace
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs, needed_ops
-from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.plan import VERSION, Pipeline, Plan, Prediction, Stage
 from autoddl.core.recompute import policy_of_part
@@ -26,7 +25,8 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.mesh_search import Found, search
 from autoddl.planner.pins import allowed_meshes, pins_of_part, region_of
-from autoddl.planner.pipelines.staged import PIPE, Staged, stage_cluster
+from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts
+from autoddl.planner.pipelines.staged import PIPE, Staged, mesh_of_parts
 from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step, transfer_ends, transfer_passes
 from autoddl.planner.pipelines.stored_once import bytes_twice
 from autoddl.planner.priced_bytes import PricedSearch
@@ -98,9 +98,9 @@ def solve_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatche
 
 def solve_stages(tasks: Sequence[PlanTask], staged: Staged, graphs: Sequence[StageGraph]) -> list[Plan]:
     """The fastest plan of every stage of a pipeline, by a task of its own. Raises as `pipeline_plan`."""
-    schedule, part = staged.schedule(), stage_cluster(tasks[0].cluster, staged.parts)
-    return [solve_stage(task, graph, part, staged.microbatches // schedule.pipes, flight)
-            for task, graph, flight in zip(tasks, graphs, flights_of(schedule), strict=True)]
+    schedule, parts = staged.schedule(), part_clusters(tasks[0].cluster, staged.parts, staged.sizes)
+    return [solve_stage(task, graph, parts[at], staged.microbatches // schedule.pipes, flight) for task, graph, at,
+            flight in zip(tasks, graphs, schedule.placement[0], flights_of(schedule), strict=True)]
 
 
 def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) -> Plan:
@@ -111,17 +111,17 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
     """
     staged = replace(staged, compress=task.options.compress)
     schedule, variant = staged.schedule(), task.confirmed(staged.microbatches)
-    part = stage_cluster(task.cluster, staged.parts)
-    graphs = cut_graph(variant.original, staged.cuts)
+    part_clusters(task.cluster, staged.parts, staged.sizes)
+    graphs, ranks = cut_graph(variant.original, staged.cuts), ranks_of_parts(task.cluster, staged.parts, staged.sizes)
     check_parameters(graphs, staged.placement)
     plans = plans or solve_stages([task] * len(graphs), staged, graphs)
     if (apart := stored_apart(plans, graphs, staged.placement)) is not None:
         raise InputError(f"stages {apart.first} and {apart.second} run on the same ranks and share the parameter "
                          f"{apart.fqn}, but store other pieces of it: cut elsewhere, or take gpipe or 1f1b")
     ends = [*staged.cuts, len(needed_ops(variant.original))]
-    stages = tuple(Stage((first, end), (at * part.size, (at + 1) * part.size), plan) for at, first, end, plan in
+    stages = tuple(Stage((first, end), ranks[at], plan) for at, first, end, plan in
                    zip(schedule.placement[0], [0, *staged.cuts], ends, plans, strict=True))
-    mesh = Mesh((Axis(PIPE, staged.parts), Axis("rank", part.size)))
+    mesh = mesh_of_parts([end - first for first, end in ranks])
     whole = Plan(mesh=mesh, decisions=(), conversions=(), stored=(), inputs={}, predicted=plans[0].predicted,
                  bound=0.0, proof="", budget=task.budget, candidates=1, cluster=task.cluster.name,
                  backend=task.cluster.backend, levels={PIPE: task.cluster.levels[-1].name},

@@ -20,6 +20,7 @@ from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.stages import Transfer, transfers_of
 from autoddl.cost_models import Cluster
+from autoddl.planner.pipelines.part_ranks import Ranks, ranks_of_parts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_passes, transfer_seconds
 
@@ -70,14 +71,14 @@ class PieceMessages:
 
         ports      of the stage
         cluster    the whole cluster
-        parts      of it
+        ranks      of its parts
         placement  by stage of the pipeline, its part
         counts     how often the transfers before the stage count, and those behind it
     """
 
     ports: tuple[Port, ...]
     cluster: Cluster
-    parts: int
+    ranks: tuple[Ranks, ...]
     placement: tuple[int, ...]
     counts: tuple[float, float]
 
@@ -87,7 +88,7 @@ class PieceMessages:
         if port is None:
             return 0.0
         nbytes = prod(local_shape(port.shape, layout, mesh)) * port.itemsize
-        least = min(transfer_seconds(self.cluster, self.parts, here, there, nbytes)
+        least = min(transfer_seconds(self.cluster, self.ranks, here, there, nbytes)
                     for here, there in set(pairwise(self.placement)))
         return self.counts[port.sends] * least / 2
 
@@ -108,7 +109,8 @@ class CopyMessages:
         if not tensor.trained:
             return 0.0
         nbytes = prod(local_shape(tensor.shape, layout, mesh)) * tensor.stored.itemsize
-        return min(max(sum(transfer_seconds(self.cluster, len(self.pipes[0]), at, to, nbytes) for to in parts)
+        ranks = ranks_of_parts(self.cluster, self.cluster.size // mesh.size)
+        return min(max(sum(transfer_seconds(self.cluster, ranks, at, to, nbytes) for to in parts)
                        for at in parts) for parts in zip(*self.pipes, strict=True))
 
 

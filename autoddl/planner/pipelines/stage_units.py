@@ -41,8 +41,9 @@ from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
+from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.stage_ports import CopyMessages, Port, ports_of
-from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.planner.pipelines.stored_once import Twice, most_twice
 from autoddl.planner.task import PlanTask
@@ -74,6 +75,8 @@ class StageUnits:
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
         late            whether the time that the search over stages may take is over
+        sizes           ranks of every part (`part_ranks`); none: equal parts
+        size            ranks of the stages that this knows; 0: of an equal part
         _ports          the messages between two stages
         _alone          graphs of stages, with their structure
     """
@@ -87,6 +90,8 @@ class StageUnits:
     within: tuple[Candidate, ...] = ()
     splits: bool = False
     late: Callable[[], bool] = lambda: False
+    sizes: tuple[int, ...] = ()
+    size: int = 0
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
@@ -137,7 +142,13 @@ class StageUnits:
     @cached_property
     def cluster(self) -> Cluster:
         """The part of the cluster of one stage."""
-        return stage_cluster(self.task.cluster, self.parts)
+        at = self.sizes.index(self.size) if self.sizes else 0
+        return part_clusters(self.task.cluster, self.parts, self.sizes)[at]
+
+    @property
+    def ranks(self) -> tuple[Ranks, ...]:
+        """By part, its ranks."""
+        return ranks_of_parts(self.task.cluster, self.parts, self.sizes)
 
     @cached_property
     def _works(self) -> tuple[tuple[float, float, float], ...]:
@@ -214,7 +225,8 @@ class StageUnits:
 
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
         """The pipeline with a schedule that is cut at these places."""
-        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress)
+        return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress,
+                      sizes=self.sizes)
 
     def _cut(self, a: int, b: int) -> StageGraph:
         """The stage from place a to place b."""
@@ -289,12 +301,13 @@ class StageUnits:
     def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
         """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
 
-        Others come from there or from any stage before, perhaps from one on the same ranks.
+        Others come from there or from any stage before, perhaps from one on the same ranks. The ranks of the smaller of
+        both stages send or receive all of it.
         """
-        found = (transfer_seconds(self.task.cluster, self.parts, here, self.where[boundary + 1],
-                                  nbytes / self.cluster.size)
-                 for here in set(self.where[boundary if is_near else 0:boundary + 1]))
-        return min(found)
+        ranks, there = self.ranks, self.where[boundary + 1]
+        return min(transfer_seconds(self.task.cluster, ranks, here, there,
+                                    nbytes / min(end - first for first, end in (ranks[here], ranks[there])))
+                   for here in set(self.where[boundary if is_near else 0:boundary + 1]))
 
     def _sent(self, place: int, to_the_end: bool) -> Iterator[tuple[float, bool]]:
         """Yields the least bytes of each tensor that crosses a place, and whether the unit before it makes the tensor.

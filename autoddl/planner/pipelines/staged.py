@@ -1,19 +1,20 @@
 """Describes a pipeline that is to be planned: where it is cut, how it runs, and which part of the cluster a stage has.
 
 A pipeline cuts the cluster along its outermost levels into equal parts (`stage_cluster`), one for each stage, or for
-several where the schedule is interleaved.
+several where the schedule is interleaved. Parts may also have different numbers of ranks (`part_ranks`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import gcd
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks
+from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks, sizes_text
 from autoddl.core.pipeline_schedules import generate, kind_and_width
 from autoddl.cost_models import Cluster
 
-__all__ = ["PIPE", "Staged", "chunks_of", "pipes_of", "splits_backward", "stage_cluster"]
+__all__ = ["PIPE", "Staged", "chunks_of", "mesh_of_parts", "pipes_of", "splits_backward", "stage_cluster"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -50,6 +51,7 @@ class Staged:
         microbatches  of a step
         compress      messages that may be coded, as text (`core.codecs`)
         codecs        by lane, as text, what it is sent as; None where that is to be decided
+        sizes         ranks of every part of the cluster (`part_ranks`); none: equal parts
     """
 
     cuts: tuple[int, ...]
@@ -57,6 +59,7 @@ class Staged:
     microbatches: int
     compress: tuple[str, ...] = ()
     codecs: Mapping[str, str] | None = None
+    sizes: tuple[int, ...] = ()
 
     @property
     def stages(self) -> int:
@@ -89,12 +92,23 @@ class Staged:
     def schedule(self) -> Schedule:
         """The schedule, checked. Raises InputError where there is none so."""
         made = generate(self.name, self.parts, self.microbatches)
+        if self.sizes and (self.stages > self.parts or made.pipes > 1):
+            raise InputError(f"schedule {self.name} has several stages on each part of the cluster, and stage ranks "
+                             f"{sizes_text(self.sizes)} give each stage ranks of its own: take 1f1b, gpipe, "
+                             "zb-h1 or zb-h2, or leave stage ranks out")
         check_schedule(made)
         check_copies(made)
         if self.splits and self.microbatches == 1:
             raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
                              "step of one microbatch has no other: take 1f1b, or more microbatches")
         return made
+
+
+def mesh_of_parts(sizes: Sequence[int]) -> Mesh:
+    """The mesh of a plan with stages: parts by ranks of a part, or all ranks along `pipe` where parts differ."""
+    if len(set(sizes)) > 1:
+        return Mesh((Axis(PIPE, sum(sizes)),))
+    return Mesh((Axis(PIPE, len(sizes)), Axis("rank", sizes[0])))
 
 
 def splits_backward(name: str) -> bool:

@@ -22,7 +22,8 @@ from autoddl.core.stages import StageGraph, Transfer, cut_graph, readers_of, tra
 from autoddl.cost_models import Cluster, Group, collective, elementwise_seconds
 from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 from autoddl.cost_models.timelines.timeline import Timeline
-from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import update_twice
 from autoddl.schedule.stage_messages import Message, busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
@@ -33,11 +34,23 @@ __all__ = ["StagedStep", "boundary_seconds", "simulated", "stage_times", "staged
 
 @dataclass(frozen=True, slots=True)
 class StagedStep:
-    """The predicted step of a pipeline: seconds of its stages and transfers, and the time line."""
+    """The predicted step of a pipeline: seconds of its stages and transfers, and the time line.
+
+    `sizes` are the ranks of every part of the cluster; none: all have as many.
+    """
 
     stages: tuple[StageSeconds, ...]
     transfers: tuple[float, ...]
     timeline: Timeline
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def idle(self) -> float:
+        """The part of the step in which ranks compute nothing, in the mean over all ranks."""
+        if not self.sizes:
+            return self.timeline.bubble
+        busy = sum(n * self.timeline.busy(part) for part, n in enumerate(self.sizes))
+        return 1 - busy / (sum(self.sizes) * self.timeline.makespan)
 
 
 class Sent(NamedTuple):
@@ -47,12 +60,17 @@ class Sent(NamedTuple):
     codec: str
 
 
-def transfer_seconds(cluster: Cluster, parts: int, source: int, target: int, nbytes: float) -> float:
-    """Seconds in which every rank of one part of the cluster sends `nbytes` to one of another, all at once."""
+def transfer_seconds(cluster: Cluster, ranks: Sequence[Ranks], source: int, target: int, nbytes: float) -> float:
+    """Seconds in which every rank of one part of the cluster sends `nbytes` to one of another, all at once.
+
+    `ranks` are those of every part. Where the two have different numbers of them, the bytes are those of the busiest
+    rank. All ranks of the units that hold the two then count as sending so many.
+    """
     if not nbytes or source == target:
         return 0.0
-    size = cluster.size // parts
-    level = next(i for i, unit in enumerate(cluster.units[1:]) if source * size // unit == target * size // unit)
+    here, there = ranks[source], ranks[target]
+    size = here[1] - here[0] if here[1] - here[0] == there[1] - there[0] else 1
+    level = next(i for i, unit in enumerate(cluster.units[1:]) if here[0] // unit == there[0] // unit)
     stride = max(size, cluster.units[level])
     children = cluster.units[level + 1] // stride
     evenly = next(n for n in range(2, children + 1) if children % n == 0)  # a message takes as long among 2 as among 3
@@ -95,10 +113,11 @@ def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: 
     With several pipes it counts as in the one where it takes longest: those of `chimera:3` may lie over other levels.
     """
     ways = {(pipe[stages[0]], pipe[stages[1]]) for pipe in staged.pipes}
+    ranks = ranks_of_parts(cluster, staged.parts, staged.sizes)
 
     def seconds(codec: str) -> float:
         nbytes = busiest(sent, tensor.itemsize, codec)
-        wire = max(transfer_seconds(cluster, staged.parts, here, there, nbytes) for here, there in ways)
+        wire = max(transfer_seconds(cluster, ranks, here, there, nbytes) for here, there in ways)
         passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(sent)
         return wire + sum(elementwise_seconds(cluster.device, times * values) for times in passes)
 
@@ -115,6 +134,7 @@ def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gra
     and the first of them sends. Copies of a stage do so at once.
     """
     found, pipes = [0.0] * len(plans), staged.pipes
+    ranks = ranks_of_parts(cluster, staged.parts, staged.sizes)
     stored = [plan.index().stored for plan in plans]
     for fqn, stages in readers_of(graphs).items():
         tensor = next(t for t in graphs[stages[0]].graph.tensors if t.fqn == fqn and t.kind is Kind.PARAMETER)
@@ -122,7 +142,7 @@ def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gra
         each = dict.fromkeys(firsts, 0.0)
         for (at, a), (to, b) in permutations(firsts.items() if tensor.trained else (), 2):
             sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
-            seconds = transfer_seconds(cluster, staged.parts, at, to, busiest(sent) * tensor.stored.itemsize)
+            seconds = transfer_seconds(cluster, ranks, at, to, busiest(sent) * tensor.stored.itemsize)
             each[at], each[to] = each[at] + seconds / 2, each[to] + seconds / 2
         for stage in set(firsts.values()):
             found[stage] += max(each[at] for at, s in firsts.items() if s == stage)
@@ -135,10 +155,11 @@ def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: 
 
     What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once.
     """
-    part, graphs = stage_cluster(cluster, staged.parts), cut_graph(graph, staged.cuts)
-    alone = [stage_seconds(one, add_hubs(stage.graph), part, staged.splits)
-             for one, stage in zip(plans, graphs, strict=True)]
-    shared, twice = _shared_seconds(cluster, plans, staged, graphs), update_twice(plans, graphs, staged.placement, part)
+    parts, graphs = part_clusters(cluster, staged.parts, staged.sizes), cut_graph(graph, staged.cuts)
+    alone = [stage_seconds(one, add_hubs(stage.graph), parts[at], staged.splits)
+             for one, stage, at in zip(plans, graphs, staged.placement, strict=True)]
+    shared = _shared_seconds(cluster, plans, staged, graphs)
+    twice = update_twice(plans, graphs, staged.placement, parts)
     seconds = tuple(one._replace(reduce=one.reduce + more, update=max(0.0, one.update - less))
                     for one, more, less in zip(alone, shared, twice, strict=True))
     return seconds, tuple(boundary_seconds(cluster, plans, staged, graph))
@@ -148,9 +169,10 @@ def staged_step(plan: Plan, graph: Graph, cluster: Cluster) -> StagedStep:
     """The predicted step of a plan with stages; `graph` is the captured one, of one microbatch."""
     assert plan.pipeline is not None
     pipeline = plan.pipeline
-    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches, codecs=pipeline.codecs)
+    staged = Staged(pipeline.cuts, pipeline.name, plan.microbatches, codecs=pipeline.codecs, sizes=pipeline.sizes)
     seconds, between = stage_times(cluster, [stage.plan for stage in pipeline.stages], staged, graph)
-    return StagedStep(seconds, between, simulated(Schedule.parse(pipeline.schedule), seconds, between))
+    line = simulated(Schedule.parse(pipeline.schedule), seconds, between)
+    return StagedStep(seconds, between, line, pipeline.sizes)
 
 
 def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Sequence[float]) -> Timeline:

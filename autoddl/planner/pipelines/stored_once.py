@@ -49,16 +49,16 @@ def together_bytes(plans: Sequence[Plan], graphs: Sequence[StageGraph], placemen
     return {at: nbytes - sum(twice.get(at, {}).values()) for at, nbytes in found.items()}
 
 
-def update_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int], cluster: Cluster
-                 ) -> list[float]:
+def update_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int],
+                 clusters: Sequence[Cluster]) -> list[float]:
     """By stage, seconds of its update in which it updates what a stage before it on the same ranks has updated.
 
-    `cluster` is that of a part.
+    `clusters` are the parts.
     """
     found = [0.0] * len(plans)
-    for fqn, _, stages in _shared(graphs, placement):
+    for fqn, at, stages in _shared(graphs, placement):
         for s in stages[1:]:
-            pricing = Pricing(add_hubs(graphs[s].graph), plans[s].mesh, cluster, plans[s].source["optimizer"])
+            pricing = Pricing(add_hubs(graphs[s].graph), plans[s].mesh, clusters[at], plans[s].source["optimizer"])
             found[s] += update_seconds(pricing, _tensor(graphs[s].graph, fqn), plans[s].index().stored[fqn].layout)
     return found
 
