@@ -22,6 +22,7 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor, graph_from_text
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import B, Layout, Split
 from autoddl.core.names import fold_names
+from autoddl.core.pipeline import sizes_text
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
@@ -54,8 +55,11 @@ def describe_plan(plan: Plan, subject: Subject, idle: str = "tensor") -> Describ
     """The configuration that is nearest to a plan, in which idle ranks have the role `idle`: tensor, data or zero-1.
 
     Raises InputError where the rows of a microbatch do not split evenly over the ranks that split the batch. Raises it
-    for parameters of a dtype that no recipe of precision has.
+    for stages of different numbers of ranks, and for parameters of a dtype that no recipe of precision has.
     """
+    if plan.pipeline is not None and plan.pipeline.sizes:
+        raise InputError(f"the stages of this plan have {sizes_text(plan.pipeline.sizes)} ranks, and a configuration "
+                         "has as many for every stage: plan without --stage-ranks")
     parts = [_Part(one, idle) for one in _stage_plans(plan)]
     main = max(parts, key=lambda part: part.nbytes)
     lost = [text for part in parts[:1 if plan.pipeline is None else 0] for text in part.exceptions]

@@ -14,6 +14,7 @@ from autoddl.planner.unused_options import check_used, given_options
 WITHOUT_EFFECT = {
     "--schedule gpipe": "schedule gpipe is of plans with stages, and none is asked for.*--stages 1,2,4",
     "--schedule 1f1b": "schedule 1f1b is of plans with stages",
+    "--stage-ranks any": "stage ranks any are of plans with stages, and none is asked for",
     "--stages-limit 5": "a stages limit of 5.0 s ends the search over stages, and none is asked for",
     "--stages 1 --compress pipeline=int8": "compress pipeline=int8 is about what stages send each other, and none is",
     "--expert-load 1.3": "an expert load of 1.3 is about layers of experts, and this model has none: leave it out",
@@ -22,6 +23,7 @@ WITHOUT_EFFECT = {
     "--max-axes 3 --mesh machine=2,pair=2": "mesh 'machine=2,pair=2' says which axes there are, and at most 3 are",
     "--max-axes 2 --mine dp=4": "mine 'dp=4' says which axes there are, and at most 2 are asked for: give one",
     "--mine pp=2 --cut blocks.1": "mine 'pp=2' has stages of equally many blocks.*leave cut out",
+    "--mine pp=2 --stage-ranks even": "mine 'pp=2' has stages.*leave stage ranks even",
     "--mine pp=2 --stages-limit 5": "mine 'pp=2' has stages.*leave the limit out",
     "--mine pp=2 --pin head.weight:dp=B": "mine 'pp=2' has stages.*leave head.weight:dp=B out, or pin without mine",
     "--spares 4 -o x.json": "--spares 4 is for as many lost devices, and .*laptop.yaml has 4: take fewer"}

@@ -98,7 +98,9 @@ def run(plan: Plan, function: Any, path: Path) -> tuple[dict[str, Tensor], list[
 @parametrize_or_slow("saved,loads", [((2, "one=1"), [(1, "one=1")])], [
     ((2, "one=1"), [(1, "all=4"), (4, "one=1"), (2, "all=2"), (2, "one=1")]),
     ((2, "all=2"), [(1, "one=1"), (1, "all=4"), (4, "one=1"), (2, "one=1")]),
-    ((4, "one=1"), [(2, "all=2"), (1, "one=1")]), ((1, "all=4"), [(2, "all=2"), (4, "one=1")])])
+    ((4, "one=1"), [(2, "all=2"), (1, "one=1")]),
+    ((3, "one=1 / one=1 / all=2"), [(1, "one=1"), (2, "all=2"), (3, "all=2 / one=1 / one=1")]),
+    ((1, "all=4"), [(2, "all=2"), (4, "one=1")])])
 def test_saved_by_stages_and_read_by_others(tmp_path: Path, saved: tuple[int, str], loads: list[tuple[int, str]]
                                             ) -> None:
     held, losses = run(plan_of(*saved), write, tmp_path / "checkpoint")
