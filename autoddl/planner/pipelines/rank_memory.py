@@ -63,7 +63,7 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     """
     check_parameters(graphs, staged.placement)
     plans: list[Plan | None] = [None] * staged.stages
-    for at in range(staged.parts):
+    for at in sorted(set(staged.placement)):
         mine = [s for s, place in enumerate(staged.placement) if place == at]
         for s, plan in zip(mine, _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine]), strict=True):
             plans[s] = plan
