@@ -292,9 +292,11 @@ def _schedules(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _stage_ranks(given: Sequence[str]) -> tuple[str, ...]:
-    """The ranks of stages to choose from, each once; one text names several with commas. Raises InputError for others.
+    """The ranks of stages to choose from, each once; one text names several with commas, an empty one none.
+
+    Raises InputError for others.
     """
-    texts = given.split(",") if isinstance(given, str) else given
+    texts = [] if given == "" else given.split(",") if isinstance(given, str) else given
     found = tuple(dict.fromkeys(text.strip() for text in texts))
     for text in found:
         _stage_sizes(text)
