@@ -9,9 +9,9 @@ together,
                 the inputs of all steps          one product (d, T b, i, G h)
                 weights                          products (d, i, G h, T b) and (d, h, G h, T b)
 
-An LSTM that projects its states to p values has a product (d, b, p, h) in every step, and p for h in those above. The
-gates of a step read what both products wrote and the last state, and write gates and state; their backward reads these
-and the gradients. A layer of one step is a cell. cuDNN multiplies float32 as TF32 here, as in convolutions.
+An LSTM that projects its states to p values has a product (d, b, p, h) in every step too. Its products above have p for
+h. The gates of a step read what both products wrote and the last state, and write gates and state. Their backward reads
+these and the gradients. A layer of one step is a cell. cuDNN multiplies float32 as TF32 here, as in convolutions.
 """
 
 from collections.abc import Iterator

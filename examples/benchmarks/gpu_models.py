@@ -64,7 +64,7 @@ def whisper(layers: int, width: int, heads: int, length: int, batch: int, frames
     from transformers import WhisperConfig, WhisperForConditionalGeneration
     config = WhisperConfig(d_model=width, encoder_layers=layers, decoder_layers=layers, encoder_attention_heads=heads,
                            decoder_attention_heads=heads, encoder_ffn_dim=4 * width, decoder_ffn_dim=4 * width,
-                           max_source_positions=frames // 2, use_cache=False, dropout=0.0, layerdrop=0.0)
+                           max_source_positions=frames // 2, use_cache=False, dropout=0.0)
     sound = torch.randn(batch, config.num_mel_bins, frames)
     ids = torch.randint(0, config.vocab_size, (batch, length))
     return Loss(WhisperForConditionalGeneration(config)), Sample((), {"input_features": sound, "labels": ids})

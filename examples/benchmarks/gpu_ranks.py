@@ -33,7 +33,7 @@ from random_plans import random_plan
 from staged_plans import even_cuts, staged_plan
 
 from autoddl.capture.capture import capture
-from autoddl.capture.sample import Sample, as_sample, parted
+from autoddl.capture.sample import Sample, parted
 from autoddl.core.layout import Split
 from autoddl.core.plan import Plan, load_plan
 from autoddl.runtime.parallelize import parallelize
@@ -46,12 +46,10 @@ LOSSLESS = 1e-4
 def built(name: str) -> tuple[nn.Module, Sample]:
     torch.manual_seed(0)
     if name in spectral.MODELS:
-        module, sample = spectral.named(name)
-    else:
-        family, _, kind = name.partition(":")
-        module, sample = zoo.named(family, **({"family": kind} if kind else {}),
-                                   **({"B": 8} if family != "segmenter" else {}))
-    return module, as_sample(sample)
+        module, batch = spectral.named(name)
+        return module, Sample(batch)
+    family, _, kind = name.partition(":")
+    return zoo.named(family, **({"family": kind} if kind else {}), **({"B": 8} if family != "segmenter" else {}))
 
 
 def drawn(seed: int, like: Callable[[Plan], bool] = lambda plan: True, **options: Any) -> Make:

@@ -26,7 +26,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.layer(x)
-        return (found[0] if isinstance(found, tuple) else found).square().mean()
+        out: torch.Tensor = found[0] if isinstance(found, tuple) else found
+        return out.square().mean()
 
 
 def recurrent(layer: nn.Module, *shape: int) -> tuple[Op, Graph]:
