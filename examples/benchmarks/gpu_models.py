@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from steps import Loss, Made, decoder, language, vgg
+from steps import Loss, Made, decoder, language, recurrent, vgg
 
 from autoddl.capture.sample import Sample
 
@@ -68,28 +66,6 @@ def whisper(layers: int, width: int, heads: int, length: int, batch: int, frames
     sound = torch.randn(batch, config.num_mel_bins, frames)
     ids = torch.randint(0, config.vocab_size, (batch, length))
     return Loss(WhisperForConditionalGeneration(config)), Sample((), {"input_features": sound, "labels": ids})
-
-
-class Recurrent(nn.Module):
-    """Two recurrent layers between an embedding and a head, or between convolutions of spectra and classes."""
-
-    def __init__(self, kind: str, width: int, hidden: int, classes: int, both: bool) -> None:
-        super().__init__()
-        self.first: nn.Module = nn.Embedding(classes, width) if not both else nn.Sequential(
-            nn.Conv1d(80, width, 5, stride=2, padding=2), nn.ReLU(), nn.Conv1d(width, width, 5, padding=2), nn.ReLU())
-        self.layers = getattr(nn, kind)(width, hidden, 2, batch_first=True, bidirectional=both)
-        self.head, self.both = nn.Linear((1 + both) * hidden, classes), both
-
-    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        found = self.first(x)
-        out = self.head(self.layers(found.transpose(1, 2) if self.both else found)[0])
-        return F.cross_entropy(out.mean(1) if self.both else out.flatten(0, 1), labels.flatten())
-
-
-def recurrent(kind: str, width: int, hidden: int, classes: int, steps: int, batch: int, both: bool = False) -> Made:
-    x = torch.randn(batch, 80, steps) if both else torch.randint(0, classes, (batch, steps))
-    labels = torch.randint(0, classes, (batch,) if both else (batch, steps))
-    return Recurrent(kind, width, hidden, classes, both), Sample((x, labels))
 
 
 def gemma(layers: int, width: int, heads: int, length: int, batch: int, vocab: int, window: int) -> Made:

@@ -1,10 +1,10 @@
 """Predicted against measured steps of one process: python examples/benchmarks/steps.py [CLUSTER.yaml] [rounds]
 
-Five families at three sizes each, forward and backward without the optimizer, float32, one thread. The cluster file is
-of one device that `autoddl measure` timed; without one, this core is measured first. Nothing is fitted to these models:
-the prediction is `plan(...).predicted.seconds` with the curves of kernels alone. Measured is process CPU seconds, the
-20th percentile over the rounds, each of which goes through all models: a step that brings the model back into the
-caches, and steps that count. Wall-clock seconds stand beside it.
+Five families at three sizes each, and four recurrent models, forward and backward without the optimizer, float32, one
+thread. The cluster file is of one device that `autoddl measure` timed; without one, this core is measured first.
+Nothing is fitted to these models: the prediction is `plan(...).predicted.seconds` with the curves of kernels alone.
+Measured is process CPU seconds, the 20th percentile over the rounds, each of which goes through all models: a step that
+brings the model back into the caches, and steps that count. Wall-clock seconds stand beside it.
 """
 
 import os
@@ -110,6 +110,28 @@ def vgg(stages: tuple[tuple[int, ...], ...], hidden: int, image: int, batch: int
     return VGG(stages, hidden, image), Sample((torch.randn(batch, 3, image, image), torch.randint(0, 100, (batch,))))
 
 
+class Recurrent(nn.Module):
+    """Two recurrent layers between an embedding and a head, or between convolutions of spectra and classes."""
+
+    def __init__(self, kind: str, width: int, hidden: int, classes: int, both: bool) -> None:
+        super().__init__()
+        self.first: nn.Module = nn.Embedding(classes, width) if not both else nn.Sequential(
+            nn.Conv1d(80, width, 5, stride=2, padding=2), nn.ReLU(), nn.Conv1d(width, width, 5, padding=2), nn.ReLU())
+        self.layers = getattr(nn, kind)(width, hidden, 2, batch_first=True, bidirectional=both)
+        self.head, self.both = nn.Linear((1 + both) * hidden, classes), both
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        found = self.first(x)
+        out = self.head(self.layers(found.transpose(1, 2) if self.both else found)[0])
+        return F.cross_entropy(out.mean(1) if self.both else out.flatten(0, 1), labels.flatten())
+
+
+def recurrent(kind: str, width: int, hidden: int, classes: int, steps: int, batch: int, both: bool = False) -> Made:
+    x = torch.randn(batch, 80, steps) if both else torch.randint(0, classes, (batch, steps))
+    labels = torch.randint(0, classes, (batch,) if both else (batch, steps))
+    return Recurrent(kind, width, hidden, classes, both), Sample((x, labels))
+
+
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt small": lambda: decoder(2, 128, 4, 64, 4, 1024),
     "gpt medium": lambda: decoder(4, 256, 8, 128, 4, 1024),
@@ -126,6 +148,10 @@ MODELS: dict[str, Callable[[], Made]] = {
     "mixture small": lambda: mixture(2, 64, 128, 4, 32, 4, 1024, experts=4),
     "mixture medium": lambda: mixture(2, 128, 256, 4, 64, 4, 1024, experts=8),
     "mixture large": lambda: mixture(4, 192, 384, 4, 64, 4, 1024, experts=8),
+    "gru both ways": lambda: recurrent("GRU", 64, 128, 50, 200, 16, both=True),
+    "gru": lambda: recurrent("GRU", 256, 256, 200, 50, 8),
+    "lstm": lambda: recurrent("LSTM", 128, 128, 500, 64, 32),
+    "lstm large": lambda: recurrent("LSTM", 512, 512, 100, 32, 64),
 }
 
 
