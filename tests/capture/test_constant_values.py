@@ -54,7 +54,16 @@ def degrees(layer: Layer, h: Tensor) -> Tensor:
     return taken if layer.ready or len(torch.unique(counts)) < 2 else taken * 2
 
 
-@pytest.mark.parametrize("reads", [without_loops, degrees])
+def named(layer: Layer, h: Tensor) -> Tensor:
+    """Arguments by name, one number for all, elements in a row, and a mask that is smaller than what it selects."""
+    counts, first = torch.bincount(layer.edges[0], minlength=NODES), layer.edges[0] > 0
+    every = [h.repeat_interleave(counts, dim=0), torch.repeat_interleave(repeats=counts, input=h, dim=0),
+             h.repeat_interleave(counts[2], dim=-1), h[:, 0].repeat_interleave(counts),
+             torch.masked_select(h[:5], mask=first[:, None]), h[0].masked_select(first[:4]), h[first.nonzero()[:, 0]]]
+    return torch.cat([one.flatten() * (1 + k) for k, one in enumerate(every)])
+
+
+@pytest.mark.parametrize("reads", [without_loops, degrees, named])
 def test_values_of_a_fixed_graph_are_computed_once(reads: Callable[[Layer, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     layer, x = Layer(reads), torch.randn(NODES, 4)
@@ -91,6 +100,10 @@ def chunks(layer: Layer, h: Tensor) -> Tensor:
     return torch.cat([h[h[:, 0] > 0], h])
 
 
+def often(layer: Layer, h: Tensor) -> Tensor:
+    return h.repeat_interleave((h[:, 0] > 0).long(), dim=0)
+
+
 def drawn(layer: Layer, h: Tensor) -> Tensor:
     return h[torch.rand(NODES) > 0.5]
 
@@ -98,6 +111,7 @@ def drawn(layer: Layer, h: Tensor) -> Tensor:
 @pytest.mark.parametrize(("reads", "says"), [
     (once, "decides by the values of its buffer ready, and writes it"),
     (chunks, r"aten.index.Tensor at .*test_constant_values.py:\d+ makes a shape.*hold in a buffer"),
+    (often, r"aten.repeat_interleave.* makes a shape.*hold in a buffer"),
     (drawn, r"test_constant_values.py:\d+")])
 def test_values_of_inputs_and_of_what_changes_are_refused(reads: Callable[[Layer, Tensor], Tensor], says: str) -> None:
     with pytest.raises(CaptureError, match=says):

@@ -49,10 +49,22 @@ class KnownValues:
             return found
         if name == "__getitem__":
             return self._masked(args[0], _parts(args[1]))
-        if name == "repeat_interleave" and len(args) == 3 and isinstance(args[1], Tensor):
-            index = self._result(torch.repeat_interleave, args[1:2], {})
-            return index if index is NotImplemented else args[0].index_select(args[2], index)
-        return NotImplemented
+        if name == "masked_select":
+            return self._selected(*args, **kwargs)
+        return self._repeated(*args, **kwargs) if name == "repeat_interleave" else NotImplemented
+
+    def _selected(self, input: Tensor, mask: Tensor, **others: Any) -> Any:
+        """Selects what a known mask says."""
+        shape = torch.broadcast_shapes(input.shape, mask.shape)
+        return NotImplemented if others else self._masked(input.expand(shape), (mask.expand(shape),))
+
+    def _repeated(self, input: Tensor | None = None, repeats: Any = None, dim: int | None = None, **_: Any) -> Any:
+        """Repeats what lies along a dim as often as known numbers say; along none, all elements in a row."""
+        if input is None or not isinstance(repeats, Tensor):
+            return NotImplemented
+        x, along = (input.flatten(), 0) if dim is None else (input, dim)
+        index = self._result(torch.repeat_interleave, (repeats.expand(x.shape[along]),), {})
+        return index if index is NotImplemented else x.index_select(along, index)
 
     def _masked(self, x: Tensor, index: tuple[Any, ...]) -> Any:
         """Indexes by the places where known masks are true."""
