@@ -142,7 +142,7 @@ def _interpolated(op: Op, shape: Shape) -> dict[int, Window]:
     sizes, factors = _each(args.get("output_size"), None), args.get("scale_factors")
     by = [Fraction(str(f)).limit_denominator(_SIMPLE) for f in factors] if isinstance(factors, tuple) else []
     first = len(shape) - len(sizes or by)
-    made = sizes or [int(n * f) for n, f in zip(shape[first:], by, strict=True)]
+    made = sizes or [int(n * float(str(f))) for n, f in zip(shape[first:], factors, strict=True)]  # as PyTorch rounds
     if not made or min(made) < 1 or (args.get("align_corners") and min(made) < 2):
         return {}
     if args.get("align_corners"):

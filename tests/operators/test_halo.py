@@ -52,6 +52,7 @@ CASES = [
     case("aten.upsample_bilinear2d.vec", f(1, 3, 9, 10), None, False, [1.5, 0.3]),
     case("aten.upsample_bilinear2d.vec", f(1, 3, 7, 5), [14, 9], True, None),
     case("aten.upsample_bicubic2d.vec", f(1, 3, 7, 9), None, False, [2.0, 1.4]),
+    case("aten.upsample_linear1d.vec", f(1, 2, 100), None, True, [0.29]),  # 28 places: 100 * 0.29 is below 29
     CUBIC, ROLLED, case("aten.roll.default", f(1, 9, 3), [4, 2], [1, -1]),
     case("aten.group_norm.default", f(2, 6, 7, 5), 3, f(6), f(6)),
     case("aten._native_batch_norm_legit_functional.default", f(1, 6, 7, 5), f(6), f(6), f(6), f(6), True, 0.1, 1e-5)]
