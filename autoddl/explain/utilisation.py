@@ -4,7 +4,8 @@
 
 Flops are those of products, convolutions and attention, forward and backward, of the whole model. They are counted
 once: work that several ranks repeat adds nothing. Backward counts at most twice forward: what attention in one kernel
-computes again there is no work of the model. The peak of float32 convolutions is that of TF32, as PyTorch runs them.
+computes again there is no work of the model. The peak of float32 convolutions and recurrent layers is that of TF32, as
+PyTorch runs them.
 """
 
 from collections.abc import Hashable, Iterator

@@ -9,26 +9,36 @@ together,
                 the inputs of all steps          one product (d, T b, i, G h)
                 weights                          products (d, i, G h, T b) and (d, h, G h, T b)
 
-An LSTM that projects its states to p values has a product (d, b, p, h) in every step too. Its products above have p for
-h. The gates of a step read what both products wrote and the last state, and write gates and state. Their backward reads
-these and the gradients. A layer of one step is a cell. cuDNN multiplies float32 as TF32 here, as in convolutions.
+An LSTM that projects states to p values has a product (d, b, p, h) in every step. Those above have p for h. The gates
+of a step read what both products wrote, and the last state. They write gates and state, which their backward reads with
+the gradients. cuDNN multiplies float32 as TF32 here, as in convolutions. A cell is a layer of one step, but PyTorch
+multiplies it as linear layers.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import prod
 
 from autoddl.core.graph import Graph, Op
 from autoddl.operators.families import family_of
 from autoddl.operators.kernel_work import KernelWork
 
-__all__ = ["is_recurrent", "recurrent_work"]
+__all__ = ["is_recurrent", "is_recurrent_layer", "recurrent_work"]
 
+RECURRENT = " recurrent"
+"""Ends the names of products that cuDNN multiplies in a layer."""
 Shapes = tuple[tuple[int, ...], ...]
 
 
 def is_recurrent(name: str) -> bool:
     """Whether the operator of this base name is a recurrent layer or the cell of one."""
     return family_of(name).rule == "recurrent"
+
+
+def is_recurrent_layer(op: Op) -> bool:
+    """Whether an operator is a recurrent layer, and no cell."""
+    name = ".".join(op.target.split(".")[:2])
+    return is_recurrent(name) and not name.endswith("_cell")
 
 
 def recurrent_work(op: Op, graph: Graph, inputs: Shapes, needs: bool
@@ -46,6 +56,9 @@ def recurrent_work(op: Op, graph: Graph, inputs: Shapes, needs: bool
         forward += [whole[0], state[0], gates[0], *narrowed[:1]]
         weights = [_product(ways, n, k, rows * steps, 1, size) for n, k in (into, again, projected) if n]
         backward += [*narrowed[1:], gates[1], state[1], whole[1], *weights]
+    if not is_recurrent_layer(op):
+        forward, backward = ([replace(one, name=one.name.removesuffix(RECURRENT)) for one in kernels]
+                             for kernels in (forward, backward))
     return tuple(forward), tuple(backward) if needs else ()
 
 
@@ -63,7 +76,7 @@ def _layers(op: Op, inputs: Shapes, ways: int) -> Iterator[tuple[tuple[int, int]
 
 def _product(batch: int, m: int, n: int, k: int, times: int, size: int) -> KernelWork:
     moved, batched = float(batch * (m * k + k * n + m * n) * size), " batched" if batch > 1 else ""
-    return KernelWork(2.0 * batch * m * n * k, moved, "matmul", (batch, m, n, k), name=f"matmul{batched} recurrent",
+    return KernelWork(2.0 * batch * m * n * k, moved, "matmul", (batch, m, n, k), name=f"matmul{batched}{RECURRENT}",
                       times=times)
 
 

@@ -60,3 +60,24 @@ def test_float32_convolutions_are_counted_at_the_peak_at_which_they_are_priced()
     assert model_flops_utilisation(plan) == pytest.approx(flops / 8e9 / plan.predicted.seconds)
     said = plan_tables.text(plan_tables.plan_table(plan))
     assert "at most 0.001 TFLOP/s a device, convolutions 0.008 as TF32" in said
+
+
+class Series(nn.Module):
+    """A recurrent layer, or a cell of one for a step."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer(x)[0].square().mean()
+        return loss
+
+
+def test_float32_recurrent_layers_are_counted_at_the_peak_of_tf32_and_cells_are_not() -> None:
+    for layer, x, peak, words in ((nn.GRU(8, 16, bias=False), torch.zeros(4, 8, 8), 8e9, "recurrent layers 0.008 as"),
+                                  (nn.GRUCell(8, 16, bias=False), torch.zeros(32, 8), 1e9, "device; with")):
+        plan = autoddl.plan(Series(layer), parse_cluster(TF32, "one"), (x,), workers=1)
+        flops = 3 * 2 * 32 * 3 * 16 * (8 + 16)
+        assert model_flops_utilisation(plan) == pytest.approx(flops / peak / plan.predicted.seconds)
+        assert words in plan_tables.text(plan_tables.plan_table(plan))

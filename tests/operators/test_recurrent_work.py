@@ -1,6 +1,7 @@
 """Recurrent layers multiply every row with every matrix, and their steps run one after another."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from torch import nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph, Op
-from autoddl.cost_models import load_cluster
-from autoddl.cost_models.kernel import kernel_seconds
+from autoddl.cost_models import load_cluster, load_device
+from autoddl.cost_models.kernel import kernel_seconds, least_seconds
 from autoddl.operators.kernel_work import KernelWork
 from autoddl.operators.recurrent_work import is_recurrent, recurrent_work
 from autoddl.operators.work import base, work
@@ -26,8 +27,8 @@ class _Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = self.layer(x)
-        out: torch.Tensor = found[0] if isinstance(found, tuple) else found
-        return out.square().mean()
+        loss: torch.Tensor = (found[0] if isinstance(found, tuple) else found).square().mean()
+        return loss
 
 
 def recurrent(layer: nn.Module, *shape: int) -> tuple[Op, Graph]:
@@ -55,6 +56,21 @@ def test_a_cell_is_a_layer_of_one_step() -> None:
     forward, backward = kernels(*recurrent(nn.LSTMCell(8, 6), ROWS, 8))
     assert {one.times for one in (*forward, *backward)} == {1}
     assert sum(one.all_flops for one in forward) == 2 * ROWS * (8 + 6) * 4 * 6
+
+
+@pytest.mark.parametrize("layer", [nn.GRU(8, 6), nn.GRUCell(8, 6)], ids=["layer", "cell"])
+def test_layers_run_as_tf32_where_a_device_has_it_and_cells_do_not(layer: nn.Module) -> None:
+    op, graph = recurrent(layer, *(STEPS, ROWS, 8)[isinstance(layer, nn.GRUCell):])
+    plain = replace(load_device("H100-80GB"), peaks=(("float32", 1e9),), bandwidth=1e30, launch=0.0)
+    faster = replace(plain, peaks=(("float32", 1e9), ("tf32", 8e9)))
+    for one in (one for kernels_ in kernels(op, graph) for one in kernels_ if one.flops):
+        asked = kernel_of(one, "float32")
+        as_linear = replace(asked, name=asked.name.removesuffix(" recurrent"))
+        gain = 8 if isinstance(layer, nn.GRU) else 1
+        for seconds in (kernel_seconds, partial(least_seconds, ranks=1)):
+            assert seconds(plain, asked) == seconds(plain, as_linear)
+            assert seconds(plain, asked) == pytest.approx(gain * seconds(faster, asked))
+        assert all(least_seconds(device, asked, 1) <= kernel_seconds(device, asked) for device in (plain, faster))
 
 
 def test_steps_start_one_after_another() -> None:

@@ -28,6 +28,7 @@ from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput
 from autoddl.explain.rings import places_text, ring_text
 from autoddl.explain.utilisation import model_flops_utilisation
+from autoddl.operators.recurrent_work import is_recurrent_layer
 from autoddl.operators.work import base
 
 if TYPE_CHECKING:
@@ -248,9 +249,11 @@ def _precision(plan: Plan) -> str:
     slow, fast = peaks.get("float32", 0.0), peaks.get("bfloat16", 0.0)
     if widest != {"float32"} or fast <= slow:
         return ""
-    convolved = f", convolutions {peaks['tf32'] / 1e12:.3g} as TF32" if "tf32" in peaks and any(
-        "conv" in base(op) for op in graph.ops) else ""
-    return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device{convolved}; with --precision bf16-mixed "
+    kinds = (("convolutions", any("conv" in base(op) for op in graph.ops)),
+             ("recurrent layers", any(map(is_recurrent_layer, graph.ops))))
+    faster = " and ".join(name for name, found in kinds if found and "tf32" in peaks)
+    as_tf32 = f", {faster} {peaks['tf32'] / 1e12:.3g} as TF32" if faster else ""
+    return (f"float32 throughout, at most {slow / 1e12:.3g} TFLOP/s a device{as_tf32}; with --precision bf16-mixed "
             f"products run at up to {fast / 1e12:.3g} TFLOP/s")
 
 
