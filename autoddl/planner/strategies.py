@@ -222,6 +222,9 @@ def _check(place: _Place, axes: Sequence[_AxisRole]) -> None:
     if apart:
         check_experts(place.whole)
     rings, halves = _asked_to_send(axes)
+    if rings and halves:
+        raise InputError("attention passes keys round a ring or trades halves of its queries, and not both: say ring, "
+                         "or halves, of every axis that splits the length")
     stays = next((op for op in place.graph.ops if rings | halves and is_attention(op) and not any(
         _sends_as_asked(rings, halves, op, one.inner, one.inputs[1]) for one in options(op, place.graph, place.mesh))),
         None)
@@ -260,7 +263,7 @@ def check_experts(graph: Graph) -> None:
     is_stage = any(op.target in (SEND, RECEIVE) for op in graph.ops)
     if not is_stage and not any(t.kind is Kind.PARAMETER and len(t.shape) >= _STACKED for t in graph.tensors):
         raise InputError("experts lie apart where a parameter holds all of them along its first dim, and no parameter "
-                         "of this model has 3 dims: leave ep out")
+                         "of this model has 3 dims: leave ep, or the word expert, out")
 
 
 def _split_weights(place: _Place, axes: Sequence[int]) -> dict[str, list[tuple[int, int]]]:

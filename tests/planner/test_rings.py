@@ -138,5 +138,7 @@ def test_a_ring_that_cannot_go_round_says_why() -> None:
         autoddl.plan(Model(0.1), LAPTOP, (IDS,), mine="cp=4,ring")
     with pytest.raises(InputError, match=re.escape("of dropout or of a length")):
         autoddl.plan(Model(), LAPTOP, (IDS[:, :12],), mine="cp=4,ring")
+    with pytest.raises(InputError, match=r"round a ring or trades halves of its queries, and not both"):
+        autoddl.plan(Model(), LAPTOP, (IDS,), mesh="machine=2,pair=2", pins=("machine=halves data", "pair=ring data"))
     with pytest.raises(InputError, match=r"ranks cannot trade halves of the queries of .* take 'context' in place"):
         autoddl.plan(Model(0.1), LAPTOP, (IDS,), mesh="machine=2,pair=2", pins=HALVES)
