@@ -139,10 +139,11 @@ def _transposed(op: Op, shapes: tuple[Shape, ...]) -> dict[int, Window]:
 def _interpolated(op: Op, shape: Shape) -> dict[int, Window]:
     """The windows of an interpolation to a size, or by factors, which are taken for the nearest simple fractions."""
     args = dict(op.args)
-    sizes, factors = _each(args.get("output_size"), None), args.get("scale_factors")
-    by = [Fraction(str(f)).limit_denominator(_SIMPLE) for f in factors] if isinstance(factors, tuple) else []
+    sizes, given = _each(args.get("output_size"), None), args.get("scale_factors")
+    factors = [str(f) for f in given] if isinstance(given, tuple) else []
+    by = [Fraction(f).limit_denominator(_SIMPLE) for f in factors]
     first = len(shape) - len(sizes or by)
-    made = sizes or [int(n * float(str(f))) for n, f in zip(shape[first:], factors, strict=True)]  # as PyTorch rounds
+    made = sizes or [int(n * float(f)) for n, f in zip(shape[first:], factors, strict=True)]  # as PyTorch rounds
     if not made or min(made) < 1 or (args.get("align_corners") and min(made) < 2):
         return {}
     if args.get("align_corners"):
