@@ -52,7 +52,7 @@ def check_pipeline_bound(problem: CutProblem, proof: CutProof, bound: float) -> 
     for mixture in proof.singles:
         sizes = check.drop([(s,) for s in stages], sizes, mixture)
     if all(map(len, sizes)):
-        check.prove([_product([sizes[s] for s in group]) for group in proof.groups], proof.root, "all")
+        check.prove([_product([sizes[s] for s in group], problem.blocks) for group in proof.groups], proof.root, "all")
 
 
 def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
@@ -80,7 +80,8 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
 
 def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:
     """The counts of a blend. Weights are at least 0 and are divided by their sum, if above 1."""
-    assert all(weight >= 0 for _, weight in blend), f"{blend}: it blends paths with weights of at least 0"
+    assert all(0 <= weight < np.inf for _, weight in blend), \
+        f"{blend}: it blends paths with weights of at least 0, all finite"
     divisor = max(1.0, sum(weight for _, weight in blend))
     weights = [weight / divisor for _, weight in blend]
     stages = [[sum(w * one[0][s][i] for w, one in zip(weights, counts, strict=True)) for i in range(len(row))]
@@ -89,11 +90,12 @@ def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Count
                     for b in range(len(counts[0][1]))]
 
 
-def _product(sizes: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    """[option, stage of the group] -> blocks, all of these sizes [size, 1] together."""
+def _product(sizes: Sequence[NDArray[np.intp]], blocks: int) -> NDArray[np.intp]:
+    """[option, stage of the group] -> blocks, all of these sizes [size, 1] that have so many together at most."""
     found = sizes[0]
     for own in sizes[1:]:
         found = np.concatenate([np.repeat(found, len(own), axis=0), np.tile(own, (len(found), 1))], axis=1)
+        found = found[found.sum(axis=1) <= blocks]
     return found
 
 
@@ -161,13 +163,14 @@ class _Check:
         return table, fixed
 
     def _mixed(self, mixture: Mixture) -> Terms:
-        assert mixture and all(weight >= 0 for _, weight in mixture), f"{mixture}: weights are at least 0"
+        assert mixture and all(0 <= weight < np.inf for _, weight in mixture), \
+            f"{mixture}: weights are at least 0 and finite"
         weights, numbers = np.array([weight for _, weight in mixture]), [q for q, _ in mixture]
         weights = weights / max(1.0, weights.sum())
         return np.tensordot(weights, self.tables[numbers], 1), float(weights @ self.fixed[numbers])
 
     def drop(self, groups: Sequence[Sequence[int]], options: Options, mixture: Mixture) -> Options:
-        """The options with which a mixture may be below the bound."""
+        """The options with which a mixture may be below the bound, and those of which it says no number."""
         table, fixed = self._mixed(mixture)
         costs = [table[list(group), own - 1].sum(axis=1) for group, own in zip(groups, options, strict=True)]
         steps = [self._by_blocks(own, cost) for own, cost in zip(options, costs, strict=True)]
@@ -175,7 +178,7 @@ class _Check:
         kept: Options = []
         for g, own in enumerate(options):
             rest = _together(before[g], behind[g + 1])[self.blocks - own.sum(axis=1)]
-            kept.append(own[fixed + costs[g] + rest < self.bound])
+            kept.append(own[~(fixed + costs[g] + rest >= self.bound)])
         return kept
 
     def _by_blocks(self, options: NDArray[np.intp], costs: Array) -> Array:

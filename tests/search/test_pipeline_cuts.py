@@ -193,6 +193,26 @@ def test_proofs_that_prove_nothing() -> None:
         check_pipeline_bound(problem, heavy, found.bound * 1.01)
 
 
+@pytest.mark.parametrize("weight", [inf, float("nan")])
+def test_a_weight_that_is_no_number_proves_nothing(weight: float) -> None:
+    problem = chain("1f1b", 6, 2, 4)
+    found = solve(problem)
+    with pytest.raises(AssertionError, match="finite"):
+        check_pipeline_bound(problem, replace(found.proof, singles=(((0, weight),),)), 2 * found.bound)
+    with pytest.raises(AssertionError, match="are left"):
+        check_pipeline_bound(problem, found.proof, float("nan"))
+
+
+def test_stages_of_a_rank_may_have_more_blocks_together_than_there_are() -> None:
+    """Such options are no cut: the check leaves them out of a proof that drops no sizes of single stages."""
+    problem = chain("chimera:1", 9, 2, 4)
+    bound, proof = bound_of_paths(problem, closed_paths(problem.schedule))
+    together = replace(proof, groups=((0, 1),))
+    check_pipeline_bound(problem, together, bound)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, together, 1.01 * solve(problem).seconds)
+
+
 def test_children_hold_every_cut() -> None:
     problem = chain("interleaved:2", 32, 4, 16)
     found = solve(problem, 1e-3)
