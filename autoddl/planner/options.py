@@ -188,9 +188,10 @@ class PlanOptions:
         counts = tuple(sorted({len(sizes) for sizes in map(_stage_sizes, self.stage_ranks) if sizes}))
         if counts and self.stages == (1,) and not self.cut:
             object.__setattr__(self, "stages", counts)
-        if counts and not set(counts) <= set(self.stages):
+        if counts and self.stages != (1,) and not _are_for(counts, self):
             raise InputError(f"stage ranks {', '.join(self.stage_ranks)} are of {', '.join(map(str, counts))} stages, "
-                             f"and stages asks for {', '.join(map(str, self.stages))}: give as many numbers as stages")
+                             f"and stages asks for {', '.join(map(str, self.stages))}: give as many numbers as stages, "
+                             "for each number of stages, or add even")
         if self.overlap and self.stages != (1,):
             raise InputError("overlap is about the time lines of plans without stages; a plan with stages is always "
                              "chosen by its time line: leave overlap out")
@@ -301,6 +302,12 @@ def _stage_ranks(given: Sequence[str]) -> tuple[str, ...]:
     for text in found:
         _stage_sizes(text)
     return found
+
+
+def _are_for(counts: Sequence[int], options: PlanOptions) -> bool:
+    """Whether stage ranks for so many stages are for those that are asked for; `even` and `any` are for all others."""
+    asked, others = set(options.stages) - {1}, {"even", "any"}.intersection(options.stage_ranks)
+    return set(counts) <= asked if others else set(counts) == asked
 
 
 def _stage_sizes(text: str) -> tuple[int, ...]:

@@ -240,8 +240,23 @@ def test_parts_of_different_sizes_tile_a_cluster_and_each_is_a_cluster() -> None
     assert sizes_of("4+8") == (4, 8) and sizes_of("even") == ()
 
 
+def test_divisions_are_weighed_from_those_nearest_to_equal_parts_on() -> None:
+    """Also where none can be, as on a network of which no part is a cluster: that is told at once."""
+    cluster = load_cluster("examples/clusters/h100-16x8.yaml")
+    every = size_vectors(cluster, 3, 100_000)
+    far = [max(max(3 * n, 128) / min(3 * n, 128) for n in sizes) for sizes in every]
+    assert set(product(range(8, 128, 8), repeat=3)) & set(every) == {
+        sizes for sizes in product(range(8, 128, 8), repeat=3) if sum(sizes) == 128}
+    assert far == sorted(far) and every[0] == (40, 40, 48)
+    assert size_vectors(cluster, 3, 20) == every[:20]
+    assert size_vectors(load_cluster("examples/clusters/frontier.yaml"), 16, 64) == ()
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"stages": (2,), "stage_ranks": ("1+1+2",)}, "give as many numbers as stages"),
+    ({"stages": (2, 3), "stage_ranks": ("1+1+2",)}, "for each number of stages, or add even"),
+    ({"stages": (1, 2), "stage_ranks": ("4",)}, "are of 1 stages, and stages asks for 1, 2"),
+    ({"stage_ranks": ("1+1",)}, "2 ranks, and there are 2 stages on the 4 ranks"),
     ({"stage_ranks": ("1+2",)}, "3 ranks, and there are 2 stages on the 4 ranks"),
     ({"stage_ranks": ("1+x",)}, "says no ranks of stages"),
     ({"stage_ranks": ("1+3",), "schedule": ("chimera:1",)}, "several stages on each part"),

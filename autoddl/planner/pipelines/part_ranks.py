@@ -7,9 +7,9 @@ Inside a node their number divides those that are there, and the part begins at 
 node are cut into parts of 1, 2, 4 or 8. Such parts always tile a cluster (Zheng et al. 2022, "Alpa", section 5.2).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from itertools import accumulate, islice, pairwise
 
 from autoddl.core.errors import InputError
@@ -81,25 +81,34 @@ def _is_part(cluster: Cluster, first: int, end: int) -> bool:
 
 
 def size_vectors(cluster: Cluster, parts: int, most: int) -> tuple[tuple[int, ...], ...]:
-    """At most `most` divisions of a cluster into so many parts that are not all equal, those nearest to equal first."""
+    """At most `most` divisions of a cluster into so many parts that are not all equal, those nearest to equal first.
+
+    How near is the ratio of an equal part to that part which differs most from it.
+    """
     sizes = sorted({unit * count for unit, level in zip(cluster.units, cluster.levels, strict=False)
                     for count in range(1, level.size + 1)})
-    found, ratio = dict[tuple[int, ...], None](), 1
-    while ratio < cluster.size and len(found) < most:
-        ratio *= 2
-        near = [size for size in sizes if size * parts <= ratio * cluster.size and size * parts * ratio >= cluster.size]
-        unequal = (one for one in _divided(cluster, 0, parts, near) if len(set(one)) > 1 and one not in found)
+    far = {size: max(size * parts, cluster.size) / min(size * parts, cluster.size) for size in sizes}
+    fits, found = cache(partial(_is_part, cluster)), dict[tuple[int, ...], None]()
+    for ratio in sorted(set(far.values())):
+        near = [size for size in sizes if far[size] <= ratio]
+        unequal = (one for one in _divided(cluster.size, parts, near, fits) if len(set(one)) > 1 and one not in found)
         found |= dict.fromkeys(islice(unequal, most - len(found)))
+        if len(found) == most:
+            break
     return tuple(found)
 
 
-def _divided(cluster: Cluster, first: int, parts: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yields the sizes of so many parts, all of these sizes, from a rank to the last one."""
-    left = cluster.size - first
-    if parts == 0 and left == 0:
-        yield ()
-    if parts > 0 and sizes and sizes[0] * parts <= left <= sizes[-1] * parts:
-        for size in sizes:
-            if size <= left and _is_part(cluster, first, first + size):
-                for others in _divided(cluster, first + size, parts - 1, sizes):
-                    yield size, *others
+def _divided(ranks: int, parts: int, sizes: Sequence[int], fits: Callable[[int, int], bool]
+             ) -> Iterator[tuple[int, ...]]:
+    """Yields the divisions of so many ranks into parts of these sizes, where `fits` says which [first, end) is one."""
+    @cache
+    def begun(first: int, left: int) -> tuple[int, ...]:
+        """The sizes of a part that begins there, behind which the last parts can have the ranks that are left."""
+        return tuple(size for size in sizes if sizes[0] * (left - 1) <= ranks - first - size <= sizes[-1] * (left - 1)
+                     and fits(first, first + size) and (left == 1 or begun(first + size, left - 1)))
+
+    def behind(first: int, left: int) -> Iterator[tuple[int, ...]]:
+        for size in begun(first, left):
+            yield from ((size, *others) for others in behind(first + size, left - 1)) if left > 1 else ((size,),)
+
+    return behind(0, parts)

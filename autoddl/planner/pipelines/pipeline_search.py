@@ -247,14 +247,15 @@ def _bucketed(plan: Plan, stage: StageGraph, part: StageParts, sizes: dict[objec
 
 
 def divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tuple[int, ...], ...]:
-    """The numbers of ranks of so many stages that the options ask for; none are equal parts.
+    """The numbers of ranks of so many stages that the options ask for; none are equal parts of the whole cluster.
 
     `any` are equal parts and the `DIVISIONS` other divisions that are nearest to them.
     """
     found = dict[tuple[int, ...], None]()
     for text in options.stage_ranks or ("even",):
         every = ((), *size_vectors(cluster, stages, DIVISIONS)) if text == "any" else (sizes_of(text),)
-        found |= dict.fromkeys(() if len(set(one)) == 1 else one for one in every if len(one) in (0, stages))
+        found |= dict.fromkeys(() if len(set(one)) == 1 and sum(one) == cluster.size else one for one in every
+                               if len(one) in (0, stages))
     return tuple(found)
 
 
