@@ -298,11 +298,13 @@ def test_stages_that_do_not_fit_are_refused_on_every_rank() -> None:
         other(stages=(first, replace(last, plan=replace(last.plan, microbatches=2)))),
         other(stages=(first, replace(last, ranks=(0, 1)))), other(schedule=str(generate("gpipe", 2, 4))),
         other(schedule="microbatches 4, stages on ranks 0 1\nrank 0: 0B0\nrank 1: "),
+        replace(planned("gpt-2", 2, "1f1b", "one=1 / all=2", 4), mesh=plan.mesh),
         replace(plan, fingerprints=plan.fingerprints | {"model": "another"})])
     for said in found:
         for text, wanted in zip(said, ["in 2 pipes, the plan of 2 and 4", "and 2 microbatches in 1 pipe, the plan of 2",
                                        "its stages of [4, 2]", "stage 1 has the ranks (0, 1)",
                                        "planned for 2 microbatches in flight, the schedule has 4", "0B0",
+                                       "have ranks 0 to 2, and the plan is for 2",
                                        "made for another model"], strict=True):
             assert wanted in text, text
 
