@@ -5,6 +5,7 @@
     signals_wait       signals that arrive at a child while it is forked wait until `signals_default`
     signals_default    undoes that in a forked child
     die_with_parent    the kernel kills this child when its parent is gone (Linux)
+    end_with           a forked child does its work and ends, with the status that it would have as a program
     forks              whether this process may be forked
     is_rank            whether torchrun or SLURM started this process as a rank
     free_bytes         the memory that processes may still allocate here
@@ -17,13 +18,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["STORE", "Terminated", "die_with_parent", "forks", "free_bytes", "is_rank", "signals_default",
+__all__ = ["STORE", "Terminated", "die_with_parent", "end_with", "forks", "free_bytes", "is_rank", "signals_default",
            "signals_raise", "signals_wait"]
 
 STORE = "AUTODDL_STORE"
@@ -31,6 +32,25 @@ STORE = "AUTODDL_STORE"
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+def end_with(work: Callable[[], object]) -> NoReturn:
+    """Does the work of a forked child, and ends it without what its parent does at its end.
+
+    The status is 0, 1 after an exception, which is printed, or what SystemExit says.
+    """
+    code = 1
+    try:
+        work()
+        code = 0
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def free_bytes() -> float:

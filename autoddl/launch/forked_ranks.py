@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from autoddl.core.processes import die_with_parent, signals_default
+from autoddl.core.processes import die_with_parent, end_with, signals_default
 
 __all__ = ["ForkServer", "ForkedRank", "start_forks"]
 
@@ -162,19 +162,8 @@ def _run(main: object, environment: Mapping[str, str], argv: list[str], parent: 
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = argv
-    code = 1
-    try:
-        assert callable(main)
-        main()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+    assert callable(main)
+    end_with(main)
 
 
 if __name__ == "__main__":

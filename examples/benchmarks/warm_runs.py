@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import Any
 
-from autoddl.core.processes import die_with_parent, signals_default
+from autoddl.core.processes import die_with_parent, end_with, signals_default
 from autoddl.launch import forked_ranks
 
 __all__ = ["WarmRun", "is_warm", "warm"]
@@ -51,7 +51,8 @@ class Forked:
         sys.stderr.flush()
         self.pid = os.fork()
         if not self.pid:
-            _end_with(work)
+            atexit._clear()  # what this process does at its end
+            end_with(work)
 
     def poll(self) -> int | None:
         """As of `Popen`."""
@@ -105,23 +106,6 @@ def _drained(pipe: int, heard: bytearray) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _end_with(work: Callable[[], object]) -> NoReturn:
-    """Does the work of a forked child, and ends it without what its parent does at its end."""
-    atexit._clear()
-    code = 1
-    try:
-        work()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 def _streams(out: int | None, errors: int | None) -> None:

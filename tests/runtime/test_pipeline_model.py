@@ -13,7 +13,7 @@ from precise import Precise
 from random_plans import random_plan
 from ranks import forget, on_ranks, shared
 from sampling import parametrize_or_slow
-from staged_plans import even_cuts, staged_plan
+from staged_plans import apart, even_cuts, staged_plan
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -21,14 +21,11 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.hubs import needed_ops
-from autoddl.core.pipeline import Schedule, first_ranks
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
-from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
 from autoddl.runtime.stage_setup import stage_rows
-from autoddl.schedule.stage_lanes import StoredApart, stored_apart
 
 ROWS = 24
 STEPS = 2
@@ -57,15 +54,7 @@ def planned(name: str, stages: int, schedule: str, mesh: str, microbatches: int,
 def agreeing(name: str, stages: int, schedule: str, mesh: str, microbatches: int) -> Plan:
     """The first plan whose stages on the same ranks store in the same pieces what they share."""
     plans = (planned(name, stages, schedule, mesh, microbatches, seed) for seed in range(20))
-    return next(plan for plan in plans if apart(name, plan) is None)
-
-
-def apart(name: str, plan: Plan) -> StoredApart | None:
-    """What stages on the same ranks share and store in other pieces."""
-    assert plan.pipeline is not None
-    stages = plan.pipeline.stages
-    return stored_apart([stage.plan for stage in stages], cut_graph(captured(name, plan.microbatches).graph,
-                        plan.pipeline.cuts), first_ranks(Schedule.parse(plan.pipeline.schedule).placement))
+    return next(plan for plan in plans if apart(captured(name, plan.microbatches), plan) is None)
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -259,7 +248,7 @@ def test_stages_of_one_rank_need_no_processes(name: str) -> None:
 
 def test_stages_on_the_same_ranks_store_in_the_same_pieces_what_they_share() -> None:
     plan = next(one for one in (planned("gpt2-4", 4, "zb-v", "all=2", 4, seed) for seed in range(20))
-                if "wte" in str(apart("gpt2-4", one)))
+                if "wte" in str(apart(captured("gpt2-4", one.microbatches), one)))
     with pytest.raises(InputError, match=r"stages 0 and 3 run on the same ranks and share the parameter .*wte"):
         tuple(stage_rows(plan, captured("gpt2-4", 4).graph))
 

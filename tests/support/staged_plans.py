@@ -10,13 +10,21 @@ from autoddl.capture.capture import Captured
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Axis, Mesh
-from autoddl.core.pipeline import flights_of
+from autoddl.core.pipeline import Schedule, first_ranks, flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
 from autoddl.core.stages import cut_graph
 from autoddl.planner.pipelines.staged import chunks_of
+from autoddl.schedule.stage_lanes import StoredApart, stored_apart
 
-__all__ = ["cuts_before", "even_cuts", "staged_plan"]
+__all__ = ["apart", "cuts_before", "even_cuts", "staged_plan"]
+
+
+def apart(captured: Captured, plan: Plan) -> StoredApart | None:
+    """What stages on the same ranks share and store in other pieces; such a plan is refused."""
+    assert plan.pipeline is not None
+    return stored_apart([stage.plan for stage in plan.pipeline.stages], cut_graph(captured.graph, plan.pipeline.cuts),
+                        first_ranks(Schedule.parse(plan.pipeline.schedule).placement))
 
 
 def cuts_before(graph: Graph, modules: Sequence[str]) -> tuple[int, ...]:
