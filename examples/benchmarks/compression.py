@@ -1,9 +1,10 @@
 """What compressed messages bring and cost: sudo python examples/benchmarks/compression.py PART [NAME=VALUE ...]
 
-    steps   models=gpt-8k,vgg   clusters=4x1-200,2x2-200   rounds=5   seconds=60
+    steps   models=gpt-8k,vgg   clusters=4x1-200,2x2-200   rounds=5   seconds=60   pace=0
             Per model and cluster the best plan under each allowance: bytes a rank sends in a step, seconds predicted
             (the time line) and measured, in turns on shaped links. Before, the cluster is measured with all ranks
-            running, for `seconds`. And the same allowance on unshaped loopback
+            running, for `seconds`; with pace=8 it is not, and products of a rank take as long as on a device of 8
+            GFLOP/s (`paced`), whatever else the cores do. And the same allowance on unshaped loopback
     loss    steps=500   seeds=3   mine=dp=2,tp=2 (default: what the search finds)   stages=1   microbatches=1
             layers=4   width=160   ranks=4   batch=16   context=128   first=0 (the first seed)   into=losses.json
             A byte-level GPT on Python's standard library, its ranks over loopback, by the plan for a cluster of slow
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import yaml
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -50,7 +52,8 @@ from autoddl.schedule.timeline import predict_timeline
 
 DEFAULTS = {"models": "gpt-8k,vgg", "clusters": "4x1-200,2x2-200", "rounds": "5", "steps": "500", "seeds": "3",
             "allow": "", "seconds": "60", "mine": "", "stages": "1", "microbatches": "1", "layers": "4",
-            "width": "160", "ranks": "4", "batch": "16", "context": "128", "first": "0", "into": ""}
+            "width": "160", "ranks": "4", "batch": "16", "context": "128", "first": "0", "into": "",
+            "pace": "0"}
 ALLOWED = ("", "gradients=bfloat16", "gradients=int8", "gradients=int8,weights=int8", "gradients=int4,weights=int8",
            "hybrid", "gradients=int4,weights=int4,activations=int4,pipeline=int4", "sparse=0.01", "sparse=0.05")
 SLOW = """name: slow links
@@ -71,10 +74,21 @@ def sent(plan: Plan) -> float:
     return sum(plan.predicted.volume.values())
 
 
-def steps(models: str, clusters: str, rounds: int, seconds: float, allowed: Sequence[str]) -> None:
+def paced(file: Path, folder: Path, speed: float) -> Path:
+    """The cluster of a file, with a device whose products are paced at so many GFLOP/s."""
+    words = yaml.safe_load(file.read_text(encoding="utf-8"))
+    words["device"] = {"name": "paced", "kind": "cpu", "memory": "2 GB", "bandwidth": "5 GB/s", "efficiency": 1.0,
+                       "peak": {"float32": f"{speed} GFLOP/s"}}
+    path = folder / file.name
+    path.write_text(yaml.safe_dump(words), encoding="utf-8")
+    return path
+
+
+def steps(models: str, clusters: str, rounds: int, seconds: float, speed: float, allowed: Sequence[str]) -> None:
     names, folder = clusters.split(","), Path(tempfile.mkdtemp(prefix="autoddl-compression-"))
-    places = dict(zip(names, calibrated([CLUSTERS / f"rehearsal-{name}.yaml" for name in names], folder, seconds),
-                      strict=True))
+    shaped = [CLUSTERS / f"rehearsal-{name}.yaml" for name in names]
+    found_at = [paced(file, folder, speed) for file in shaped] if speed else calibrated(shaped, folder, seconds)
+    places = dict(zip(names, found_at, strict=True))
     for model, name in product(models.split(","), clusters.split(",")):
         path = places[name]
         cluster, (module, sample) = load_cluster(path), made(model)
@@ -84,7 +98,8 @@ def steps(models: str, clusters: str, rounds: int, seconds: float, allowed: Sequ
             plan = autoddl.plan(module, cluster, sample, name=model, **options)
             plans[words or "nothing"], files[words or "nothing"] = plan, folder / f"{len(files)}.json"
             plan.save(files[words or "nothing"])
-        found = {turns.name: turns for turns in contest(path, model, files, [], rounds, update=False)}
+        found = {turns.name: turns for turns in contest(path, model, files, [], rounds, update=False,
+                                                          pace=1e9 * speed)}
         first = statistics.median(found[allowed[0] or "nothing"].seconds)
         for words, plan in plans.items():
             line = predict_timeline(plan, add_hubs(graph_from_text(plan.source["graph"])), cluster).step.seconds
@@ -180,7 +195,8 @@ if __name__ == "__main__":
     options = DEFAULTS | dict(text.split("=", 1) for text in sys.argv[2:])
     allowed = options["allow"].split(";") if options["allow"] else ALLOWED
     if sys.argv[1:2] == ["steps"]:
-        steps(options["models"], options["clusters"], int(options["rounds"]), float(options["seconds"]), allowed)
+        steps(options["models"], options["clusters"], int(options["rounds"]), float(options["seconds"]),
+              float(options["pace"]), allowed)
     elif sys.argv[1:2] == ["loss"]:
         first = int(options["first"])
         loss(Trained(*(int(options[name]) for name in Trained._fields)), int(options["ranks"]),

@@ -18,7 +18,7 @@ import torch
 
 __all__ = ["Pace", "in_real_time"]
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu",
+PRODUCTS = ("mm", "mm.out", "addmm", "bmm", "baddbmm", "_scaled_dot_product_flash_attention_for_cpu",
             "_scaled_dot_product_flash_attention_for_cpu_backward")
 
 
@@ -73,6 +73,7 @@ def _attention_backward(_: Any, q: Any, k: Any, v: Any, __: Any, ___: Any, *more
 
 _COUNTS: dict[str, Callable[..., float]] = {
     "mm": lambda a, b: 2.0 * a.shape[0] * a.shape[1] * b.shape[1],
+    "mm.out": lambda a, b: 2.0 * a.shape[0] * a.shape[1] * b.shape[1],
     "addmm": lambda _, a, b, *__: 2.0 * a.shape[0] * a.shape[1] * b.shape[1],
     "bmm": lambda a, b: 2.0 * a.shape[0] * a.shape[1] * a.shape[2] * b.shape[2],
     "baddbmm": lambda _, a, b, *__: 2.0 * a.shape[0] * a.shape[1] * a.shape[2] * b.shape[2],

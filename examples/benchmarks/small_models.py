@@ -5,6 +5,7 @@
     gpt-long                 8 layers, width 128, 256 tokens, batch 8: few rows, and much of activations is sent
     vgg                      VGG-16 at a quarter of its channels, 32 x 32 images, dense layers of 512, batch 64
     llama vit mixture        of Hugging Face's transformers: 2 layers of width 128, a mixture of 4 batched experts
+    mixture-sent             a mixture of 4 layers and 8 experts, of which a token is sent to two
 
 Module names are those that `megatron` cuts; a view leaves the number of heads open, for a rank
 that has some of them. `made(name)` gives a module, the same in every process, and its batch.
@@ -114,7 +115,7 @@ DECODER: dict[str, Any] = {"vocab_size": 512, "hidden_size": 128, "intermediate_
 def _decoder(name: str, batch: int, **more: Any) -> tuple[nn.Module, Sample]:
     import transformers
 
-    config = getattr(transformers, f"{name}Config")(**DECODER, **more)
+    config = getattr(transformers, f"{name}Config")(**DECODER | more)
     ids, labels = _tokens(batch, 64, 512).args
     return Loss(getattr(transformers, f"{name}ForCausalLM")(config)), Sample((), {"input_ids": ids, "labels": labels})
 
@@ -134,7 +135,9 @@ _MAKERS: dict[str, Callable[[], tuple[nn.Module, Sample]]] = {
     "gpt-long": lambda: (GPT(8, 128, 8, 256, 512), _tokens(8, 256, 512)),
     "gpt-512": lambda: _gpt(512), "gpt-8k": lambda: _gpt(8192), "gpt-32k": lambda: _gpt(32768, 64), "vgg": _vgg,
     "llama": lambda: _decoder("Llama", 32), "vit": _vit,
-    "mixture": lambda: _decoder("Mixtral", 8, num_local_experts=4, experts_implementation="batched_mm")}
+    "mixture": lambda: _decoder("Mixtral", 8, num_local_experts=4, experts_implementation="batched_mm"),
+    "mixture-sent": lambda: _decoder("Mixtral", 16, num_local_experts=8, num_hidden_layers=4,
+                                     experts_implementation="grouped_mm")}
 NAMES = tuple(_MAKERS)
 
 

@@ -1,6 +1,6 @@
-"""Plans with stages against torch's own ways: sudo python examples/benchmarks/staged_rivals.py [NAME=VALUE ...]
+"""Plans with stages, and of mixtures, against torch's own ways: sudo python staged_rivals.py [NAME=VALUE ...]
 
-    cases=4x1,2racks,8x1,quick   rounds=5   tuning=2   limit=60 (processor seconds of a search)
+    cases=4x1,2racks,8x1,quick,experts-2x2,experts-8x1   rounds=5   tuning=2   limit=60 (CPU seconds of a search)
     out=FILE (a line of JSON for every case, added)   only=TEXT+TEXT (parts of rivals' names)
     plans=FOLDER (where plans are kept; those that are there serve again)
 
@@ -11,10 +11,13 @@ this machine are mostly idle, and what else they do changes little. Models, devi
     2racks    two racks of two nodes: 40 Mbit/s to a node, 10 Mbit/s to a rack; the same GPT
     8x1       eight nodes of half the speed behind links of 20 Mbit/s; the same GPT
     quick     four nodes behind links of 2 Gbit/s; the same GPT, for which stages do not pay
+    experts-2x2, experts-8x1   two nodes of two ranks, and eight nodes of half the speed, behind links of 200 Mbit/s; a
+              mixture of 8 experts, 16 rows of 64 tokens, planned without stages
 
 Ours is what `plan` finds, with and without stages, over all schedules. Rivals are `torch_rivals.staged_rivals`: DDP,
 FSDP2, tensor parallel and grids of them, torch's pipelining with each of its schedules, and pipelining with DDP, FSDP2
-or tensor parallel inside its stages. As many blocks are in each of their stages. Two settings of each family that are
+or tensor parallel inside its stages. Those of a mixture are `expert_rivals`: transformers' own expert parallel, and
+what has no stages. As many blocks are in each of their stages. Two settings of each family that are
 fastest when warm play `tuning` rounds, and the faster one the others; what takes three times as long as another at its
 first step does not. Of a ratio, ours over theirs, the median of the rounds' ratios is told. All losses must agree to
 1e-4 at every step; a rival with others is named, and counts as not run.
@@ -33,7 +36,7 @@ import torch
 from arena import Turns, contest
 from rivals import AGREE, OURS, interval
 from small_models import made
-from torch_rivals import staged_rivals
+from torch_rivals import expert_rivals, staged_rivals
 
 from autoddl.api import plan
 from autoddl.core.plan import Plan, load_plan
@@ -42,6 +45,7 @@ from autoddl.cost_models import load_cluster
 HOPELESS = 3.0
 SCHEDULES = ("1f1b", "gpipe", "zb-h1", "zb-h2", "zb-v", "interleaved:2")
 NET = "  - {{name: net, size: {}, bandwidth: {} MB/s, latency: 100 us, efficiency: 0.97}}\n"
+NODES = NET.format(2, 25).replace("efficiency", "shared_by: node, efficiency")
 RACKS = """\
   - {name: rack, size: 2, bandwidth: 5 MB/s, latency: 100 us, efficiency: 0.97}
   - {name: spine, size: 2, bandwidth: 1.25 MB/s, latency: 100 us, shared_by: rack, efficiency: 0.97}
@@ -50,11 +54,19 @@ RACKS = """\
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model of `small_models`, GFLOP/s of a device, and the levels of a cluster behind its nodes of one rank."""
+    """A model of `small_models`, GFLOP/s of a device, and the levels of a cluster behind its nodes of `node` ranks.
+
+    A mixture has no stages, and is one microbatch."""
 
     model: str
     speed: float
     levels: str
+    node: int = 1
+
+    @property
+    def experts(self) -> bool:
+        """Whether it is a mixture."""
+        return self.model.startswith("mixture")
 
     def write(self, name: str, folder: str) -> Path:
         """Writes the cluster file; returns its path."""
@@ -62,18 +74,22 @@ class Case:
         path.write_text(
             f"name: {name}\ndevice: {{name: paced, kind: cpu, memory: 2 GB, bandwidth: 5 GB/s, efficiency: 1.0,\n"
             f"         peak: {{float32: {self.speed} GFLOP/s}}}}\nlevels:\n"
-            "  - {name: node, size: 1, bandwidth: 1 GB/s, latency: 60 us, topology: fully-connected}\n"
+            f"  - {{name: node, size: {self.node}, bandwidth: 1 GB/s, latency: 60 us, topology: fully-connected}}\n"
             f"{self.levels}", encoding="utf-8")
         return path
 
 
 CASES = {"4x1": Case("gpt-long", 4, NET.format(4, 2.5)), "2racks": Case("gpt-long", 4, RACKS),
-         "8x1": Case("gpt-long", 2, NET.format(8, 2.5)), "quick": Case("gpt-long", 4, NET.format(4, 250))}
+         "8x1": Case("gpt-long", 2, NET.format(8, 2.5)), "quick": Case("gpt-long", 4, NET.format(4, 250)),
+         "experts-2x2": Case("mixture-sent", 4, NODES, 2),
+         "experts-8x1": Case("mixture-sent", 2, NET.format(8, 25))}
 
 
 def planned(case: Case, cluster: Path, limit: float) -> Plan:
     """Ours: the fastest of all numbers of stages, one included, all schedules and numbers of microbatches."""
     (module, batch), ranks = made(case.model), load_cluster(cluster).size
+    if case.experts:
+        return plan(module, cluster, batch, name=case.model, optimizer="sgd", workers=1, overlap=True)
     rows = len(batch.args[0])
     return plan(module, cluster, batch, name=case.model, optimizer="sgd", workers=1, schedule=SCHEDULES,
                 stages=tuple(n for n in (1, 2, 4, 8) if n <= ranks), microbatches=(1, rows // 2, rows),
@@ -93,7 +109,8 @@ def kept(name: str, case: Case, cluster: Path, options: Mapping[str, str]) -> Pl
 
 def played(case: Case, cluster: Path, ours: Plan, options: Mapping[str, str]) -> list[Turns]:
     """All contestants; a rival whose losses are not ours has a failure."""
-    every = [one for one in staged_rivals(case.model, load_cluster(cluster).size)
+    listed = expert_rivals if case.experts else staged_rivals
+    every = [one for one in listed(case.model, load_cluster(cluster).size)
              if any(text in one.name for text in options["only"].split("+"))]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "plan.json")

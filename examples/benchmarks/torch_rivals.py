@@ -7,13 +7,18 @@
     grid   tp inside, fully_shard or replicate outside   inner sizes                    with sequence parallel or not
     pipe   torch.distributed.pipelining, of a GPT: as many blocks in every stage        schedules and microbatches
            with `inner`, a stage has so many ranks, which train it by one of the ways above: ddp, fsdp or tp
+    ep     transformers' own expert parallel, of a mixture, in FSDP2                    ranks of experts and of tp;
+           tokens sent by all-to-all, or all tokens on all ranks of its tp and results summed
 
 `staged_rivals(name, ranks)` lists those of a GPT that is worth stages: few of each that has none, many that have.
+`expert_rivals(name, ranks)` lists those of a mixture.
 
 `rivals(name, ranks)` lists them, `stepper(rival)` builds one: a function that trains a step on this rank's part
 of the batch and returns the loss of that part. The mean of these over all ranks is the loss of the batch.
 """
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +27,7 @@ from typing import Any
 
 import torch
 from megatron import megatron, parts, whole_head
-from small_models import GPT, made
+from small_models import GPT, Loss, made
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -36,7 +41,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
-__all__ = ["RATE", "Rival", "rivals", "staged_rivals", "stepper"]
+__all__ = ["RATE", "Rival", "expert_rivals", "rivals", "staged_rivals", "stepper"]
 
 RATE = 0.01
 """Of plain gradient descent, which all contestants train with."""
@@ -88,6 +93,21 @@ def staged_rivals(model: str, ranks: int) -> Iterator[Rival]:
             if not (way == "ddp" and name in SPLIT):
                 yield from (Rival("pipe", model, inner, {"way": way, "schedule": name, "parts": m})
                             for m in (most, most // 2)[:1 + (inner == 1 and name != "DualPipeV")])
+    yield from _without_stages(model, ranks)
+
+
+def expert_rivals(model: str, ranks: int) -> Iterator[Rival]:
+    """Those of a mixture that are tried on `ranks` ranks."""
+    for tensor in (n for n in (1, 2, 4, 8) if n <= ranks):
+        if tensor < ranks:
+            yield from (Rival("ep", model, tensor, {"experts": n, "by": "all_to_all"})
+                        for n in (2, 4, 8) if max(2, tensor) <= n <= ranks)
+        if tensor > 1:
+            yield Rival("ep", model, tensor, {"experts": tensor, "by": "all_reduce"})
+    yield from _without_stages(model, ranks)
+
+
+def _without_stages(model: str, ranks: int) -> Iterator[Rival]:
     yield from (Rival("ddp", model, 1, {"MB": mb}) for mb in (1, 25))
     yield from (Rival("fsdp", model, 1, {"drop": drop, "ahead": 0}) for drop in (False, True))
     yield from (Rival("hsdp", model, n, {"drop": False, "ahead": 0}) for n in (2, 4) if n < ranks)
@@ -101,11 +121,11 @@ def stepper(rival: Rival) -> Callable[[], Tensor]:
         return _pipe(rival)
     model, batch = made(rival.model)
     ranks, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    inner = rival.inner if rival.family in ("tp", "grid") else 1
+    inner = rival.inner if rival.family in ("tp", "grid", "ep") else 1
     args, kwargs = tree_map(lambda tensor: tensor.chunk(ranks // inner)[rank // inner], (batch.args, batch.kwargs))
     run = _BUILDERS[rival.family](model, rival)
-    optimizer = torch.optim.SGD(run.parameters(), RATE)
-    whole = inner > 1 and whole_head(model)
+    optimizer = torch.optim.SGD(run.parameters(), RATE, foreach=False if rival.family == "ep" else None)
+    whole = rival.family != "ep" and inner > 1 and whole_head(model)
 
     def step() -> Tensor:
         optimizer.zero_grad()
@@ -157,6 +177,27 @@ def _grid(model: nn.Module, rival: Rival) -> nn.Module:
         replicate(piece, mesh=mesh["data"])
     replicate(cut, mesh=mesh["data"])
     return cut
+
+
+def _expert(model: nn.Module, rival: Rival) -> nn.Module:
+    """A mixture that transformers loads into its own expert parallel."""
+    from transformers.distributed import DistributedConfig
+
+    assert isinstance(model, Loss)
+    data, first = torch.distributed.get_world_size() // rival.inner, torch.distributed.get_rank() == 0
+    degrees = {"fsdp_size": data} | ({"tp_size": rival.inner} if rival.inner > 1 else {})
+    where = [tempfile.mkdtemp() if first else ""]
+    torch.distributed.broadcast_object_list(where)
+    model.model.save_pretrained(where[0])  # the first rank does
+    torch.distributed.barrier()
+    loaded = type(model.model).from_pretrained(
+        where[0], dtype=torch.float32, experts_implementation=model.model.config._experts_implementation,
+        distributed_config=DistributedConfig(ep_size=rival.settings["experts"],
+                                             ep_implementation=rival.settings["by"], **degrees))
+    torch.distributed.barrier()
+    if first:
+        shutil.rmtree(where[0])
+    return Loss(loaded.train())
 
 
 SINGLE, DOUBLE = ("GPipe", "1F1B"), ("Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
@@ -241,4 +282,4 @@ def _pipe(rival: Rival) -> Callable[[], Tensor]:
 
 
 _BUILDERS: dict[str, Callable[[nn.Module, Rival], nn.Module]] = {
-    "ddp": _ddp, "fsdp": _fsdp, "hsdp": _fsdp, "tp": _tensor, "grid": _grid}
+    "ddp": _ddp, "fsdp": _fsdp, "hsdp": _fsdp, "tp": _tensor, "grid": _grid, "ep": _expert}
