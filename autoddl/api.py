@@ -161,7 +161,7 @@ def plan_without_stages(task: PlanTask, progress: Progress | None = None) -> Pla
         progress(f"writing down the plan of {show_seconds(found.best.solution.seconds)}, with equal blocks alike", 0, 1)
     best = finish(found)
     if task.options.overlap and not found.interrupted:
-        return overlapped(task, found, best, _spaces(task, tried), finish)
+        return overlapped(task, found, best, _spaces(task, tried), finish, progress)
     return best
 
 
@@ -246,6 +246,11 @@ _Find = Callable[[], tuple[Plan | None, str, bool]]
 """Finds a row: its plan, its detail, and whether it was interrupted. Raises why there is none."""
 
 
+def _titled(progress: Progress | None, title: str) -> Progress | None:
+    """Progress that says for which row it is."""
+    return progress and (lambda what, done, total: progress(f"{title}: {what}", done, total))
+
+
 def _row(title: str, find: _Find) -> Comparison:
     """The row of one strategy."""
     try:
@@ -259,7 +264,7 @@ def _row(title: str, find: _Find) -> Comparison:
 
 def _found(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, bool]:
     if task.options.stages == (1,):
-        return _best(task, _candidates(task), progress)
+        return _best(task, _candidates(task), _titled(progress, "found"))
     return staged_plan(task, _undrawn if 1 in task.options.stages else None, progress), "", False
 
 
@@ -268,7 +273,7 @@ def _mine(task: PlanTask, progress: Progress | None) -> tuple[Plan | None, str, 
     degrees = str(Degrees.parse(task.options.mine or "").on(task.cluster.size))
     if task.options.stages != (1,):
         return configured_pipeline(task, progress), degrees, False
-    plan, detail, interrupted = _best(task, _candidates(task), progress)
+    plan, detail, interrupted = _best(task, _candidates(task), _titled(progress, "mine"))
     return plan, f"{degrees}; {detail}" if detail else degrees, interrupted
 
 
@@ -283,7 +288,8 @@ def _named(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
     tried = tuple(dict.fromkeys(one.mesh for one in _candidates(replace(task, options=options))))
     plain = replace(task, options=replace(options, pins=()))
     return {title: partial(_best, plain, under_policies(
-        [replace(one, microbatches=n) for n in options.microbatches for one in whole], options.recompute), progress)
+        [replace(one, microbatches=n) for n in options.microbatches for one in whole], options.recompute),
+        _titled(progress, title))
         for title, whole in named_strategies(plain, tried).items()}
 
 
@@ -294,7 +300,7 @@ def _uniform(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
     plain = replace(task, options=replace(task.options, pins=()))
 
     def row(name: str) -> tuple[Plan | None, str, bool]:
-        best = uniform_pipeline(plain, name, progress)
+        best = uniform_pipeline(plain, name, _titled(progress, f"uniform pipeline, {name}"))
         return best.plan, str(best), False
 
     names = dict.fromkeys((*UNIFORM, *plain.options.schedule))

@@ -194,6 +194,12 @@ class WrittenCluster(Written):
         return self
 
 
+_LIKE = {"latency": ", like latency: 5 us", "bandwidth": ", like bandwidth: 25 GB/s", "memory": ", like memory: 80 GB",
+         "size": ", like size: 8, the children of the level", "name": ", like name: node",
+         "peak": ", like peak: {bfloat16: 312 TFLOP/s}"}
+"""Ends of the rule for a missing key, with an example."""
+
+
 def validate_tree(model: type[_Model], tree: Any, source: str) -> _Model:
     """`tree` as a model. Raises InputError for the first mistake, with its place, like `levels.1.bandwidth`."""
     if not isinstance(tree, dict):
@@ -206,6 +212,6 @@ def validate_tree(model: type[_Model], tree: Any, source: str) -> _Model:
         place = ".".join(str(part) for part in first["loc"])
         rule = first["msg"].removeprefix("Value error, ")
         if first["type"] == "missing":
-            rule = "this key is missing; write it"
+            rule = f"this key is missing; write it{_LIKE.get(str(first['loc'][-1]), '')}"
         found = "" if first["type"] in ("missing", "value_error") else f", not {first['input']!r}"
         raise InputError(f"{source}: {place}{': ' if place else ''}{rule}{found}") from None

@@ -1,6 +1,6 @@
 """Reads and writes weights as Hugging Face has them: safetensors files, one or several with an index.
 
-    load_safetensors(model, folder)      every rank reads of each tensor the slice that it stores
+    load_safetensors(model, folder)      every rank reads of each tensor the slice that it stores, a plain module all
     save_safetensors(model, folder)      tensors are brought to rank 0 one at a time, which writes them file by file
 
     model.safetensors                                        or, above a limit of bytes,
@@ -39,35 +39,39 @@ LIMIT = 5 * 10**9
 """Bytes of a file, above which there are several."""
 
 
-def load_safetensors(model: ParallelModel, folder: str | Path, strict: bool = True) -> None:
+def load_safetensors(model: ParallelModel | nn.Module, folder: str | Path, strict: bool = True) -> None:
     """Reads the weights of a folder, or of one file, into the pieces of this rank. Every rank calls it.
 
-    Floating values are converted to the dtypes in which the plan stores them. Raises MismatchError on every rank for
+    A plain module reads whole tensors, each rank by itself, and tied ones under any of their names. Floating values
+    are converted to the dtypes of the module, or in which the plan stores them. Raises MismatchError on every rank for
     what is no such folder, and for a tensor that is missing or of another shape. With `strict` it raises that for one
     that the model does not have, too.
     """
+    plain = isinstance(model, nn.Module)
     try:
         files = _files(Path(folder))
         read, failure = sorted(_read_all(model, Path(folder), files)), ""
     except InputError as error:
         files, read, failure = {}, [], str(error)
-    alone = not (dist.is_available() and dist.is_initialized())
+    alone = plain or not (dist.is_available() and dist.is_initialized())
     told: list[tuple[list[str], str]] = [(read, failure)] if alone else gather_values([read, failure])
     failure = next((said for _, said in told if said), "")
     if failure:
         raise MismatchError(failure)
-    left = set(files).difference(*(names for names, _ in told))
-    left = left.difference(name for one in state_tensors(model) for name in one.names)
+    every = model.state_dict() if isinstance(model, nn.Module) else \
+        [name for one in state_tensors(model) for name in one.names]
+    left = set(files).difference(*(names for names, _ in told), every)
     if strict and left:
         raise MismatchError(f"{folder} has {min(left)}, which the model does not"
                             f"{f', and {len(left) - 1} more' * (len(left) > 1)}: give the weights of this model, or "
                             "strict=False to leave them out")
 
 
-def _read_all(model: ParallelModel, folder: Path, files: Mapping[str, Path]) -> set[str]:
+def _read_all(model: ParallelModel | nn.Module, folder: Path, files: Mapping[str, Path]) -> set[str]:
     """Reads every tensor of this rank; returns the names that were read."""
-    read, prefix = set[str](), getattr(model.module, "base_model_prefix", "")
-    for names, value in _by_names(model.module.state_dict(keep_vars=True)).items():
+    module = model if isinstance(model, nn.Module) else model.module
+    read, prefix = set[str](), getattr(module, "base_model_prefix", "")
+    for names, value in _by_names(module.state_dict(keep_vars=True)).items():
         found = _found(names, files, prefix)
         if found is None:
             raise MismatchError(f"{folder} has no tensor {names[0]}: give the weights of this model")
@@ -119,7 +123,7 @@ def _found(names: Sequence[str], files: Mapping[str, Path], prefix: str) -> str 
     return next((name for name in (*names, *short) if name in files), None)
 
 
-def _read(file: Path, name: str, value: Tensor, model: ParallelModel, names: Sequence[str]) -> None:
+def _read(file: Path, name: str, value: Tensor, model: ParallelModel | nn.Module, names: Sequence[str]) -> None:
     """Reads this rank's piece of tensor `name` into `value`."""
     local = (value.to_local() if isinstance(value, DTensor) else value).detach()
     with safe_open(file, framework="pt") as opened:
@@ -127,7 +131,7 @@ def _read(file: Path, name: str, value: Tensor, model: ParallelModel, names: Seq
         if list(whole.get_shape()) != list(value.shape):
             raise MismatchError(f"{name} is {whole.get_shape()} in {file}, and {list(value.shape)} in the model: give "
                                 "the weights of this model")
-        if isinstance(value, nn.Parameter) and value.dim():
+        if not isinstance(model, nn.Module) and isinstance(value, nn.Parameter) and value.dim():
             piece = whole[tuple(slice(offset, offset + size) for offset, size in model.piece(_stored(model, names)))]
         else:
             piece = opened.get_tensor(name)
@@ -190,7 +194,10 @@ def _written(file: Path, tensors: dict[str, Tensor]) -> str:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         beside = file.with_name(f"{file.name}.writing")
+        beside.touch()
+        mode = beside.stat().st_mode  # of a new file; one that safetensors writes is for its owner alone
         save_file(tensors, beside, metadata={"format": "pt"})
+        beside.chmod(mode)
         os.replace(beside, file)
     except (OSError, SafetensorError) as error:
         return str(error)

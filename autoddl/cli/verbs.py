@@ -35,6 +35,7 @@ from autoddl.cli.way_out import ways_out
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import Plan, load_plan
+from autoddl.core.processes import term_interrupts
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
@@ -66,7 +67,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
         from autoddl.explain.relax import check_relaxable
         check_relaxable(options)
     made = Factory.parse(factory, settings(set_ or ()))
-    with progress_bar() as progress:
+    with progress_bar() as progress, term_interrupts():
         from autoddl.api import plan as find
         place = Machine.read(cluster, compiled, software, profile)
         model, sample = _shaped(made)
@@ -158,7 +159,7 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
         raise InputError(f"--software {software} says which plans of a comparison tie, and --solvers sets no plans "
                          "beside each other: drop one of them")
     made = Factory.parse(factory, settings(set_ or ()))
-    with progress_bar() as progress:
+    with progress_bar() as progress, term_interrupts():
         from autoddl.api import compare as compare_plans
         from autoddl.api import compare_solvers
         place = Machine.read(cluster, compiled, software, profile)

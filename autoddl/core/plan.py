@@ -409,9 +409,9 @@ def load_plan(path: str | Path) -> Plan:
 
 
 def _plan_hint(path: str) -> str:
-    """Says of a name that looks like another argument where it stands; "" of others."""
+    """Says which file is asked for, and of a name that looks like another argument that it does."""
     what = "a factory" if is_factory(path) else "a cluster file" if path.endswith((".yaml", ".yml")) else ""
-    return f"; {path} looks like {what}: a plan, as `plan -o` wrote it, is asked for here" if what else ""
+    return f"; {f'{path} looks like {what}: ' * bool(what)}a plan, as `plan -o` wrote it, is asked for here"
 
 
 def parse_plan(text: str, path: str) -> Plan:

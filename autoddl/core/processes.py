@@ -1,5 +1,6 @@
 """Signals and ranks: cleanup when a process is ended, children that die with their parent, and launched ranks.
 
+    term_interrupts    SIGTERM interrupts, as Ctrl-C does
     signals_raise      SIGTERM and SIGHUP raise, as SIGINT does, so that `finally` and `with` blocks run; a signal that
                        is ignored, as under nohup, stays ignored
     signals_wait       signals that arrive at a child while it is forked wait until `signals_default`
@@ -25,7 +26,7 @@ from types import FrameType
 from typing import NoReturn
 
 __all__ = ["STORE", "Terminated", "die_with_parent", "end_with", "forks", "free_bytes", "is_rank", "signals_default",
-           "signals_raise", "signals_wait"]
+           "signals_raise", "signals_wait", "term_interrupts"]
 
 STORE = "AUTODDL_STORE"
 """Environment variable with the file by which ranks of one machine find each other, instead of an address."""
@@ -74,17 +75,31 @@ class Terminated(SystemExit):
 
 @contextmanager
 def signals_raise() -> Iterator[None]:
-    """Within the block SIGTERM and SIGHUP raise Terminated. In other threads than the main one nothing changes."""
+    """Within the block SIGTERM and SIGHUP raise Terminated, or what they raise already. Other threads change nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _leave) for number in _ENDING
-              if signal.getsignal(number) != signal.SIG_IGN}
+    kept = (signal.SIG_IGN, signal.default_int_handler)
+    before = {number: signal.signal(number, _leave) for number in _ENDING if signal.getsignal(number) not in kept}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def term_interrupts() -> Iterator[None]:
+    """Within the block SIGTERM interrupts as Ctrl-C does. In other threads than the main one nothing changes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -100,9 +115,12 @@ def signals_wait() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def signals_default() -> None:
-    """Let SIGTERM end this forked child at once, and SIGHUP too unless it is ignored; those that wait arrive now."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def signals_default(ends: bool = True) -> None:
+    """Let SIGTERM end this forked child at once, and SIGHUP too unless it is ignored; those that wait arrive now.
+
+    Where SIGTERM does not end it, it is ignored.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL if ends else signal.SIG_IGN)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_ENDING, signal.SIGINT))

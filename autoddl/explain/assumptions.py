@@ -4,6 +4,7 @@
                  rows
     throughput   batch / seconds of a step
     idle axis    a mesh axis of more than one rank along which no op's work is split: its ranks repeat each other
+    untried      an option that may make a step faster and that the search was not given
     odd value    a figure of the cluster outside all that is sold, or a likely slip of its unit (`cost_models.sold`)
 """
 
@@ -13,12 +14,15 @@ from typing import Any
 
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster, show_bytes
+from autoddl.cost_models import Cluster, parse_cluster, show_bytes
 from autoddl.cost_models.links import is_network
 from autoddl.cost_models.sold import how_far, link_slip, thousands_slip
 from autoddl.cost_models.units import show_rate, show_seconds
 
-__all__ = ["batch_of", "idle_axes", "odd_values", "throughput"]
+__all__ = ["batch_of", "idle_axes", "odd_values", "throughput", "untried"]
+
+WORTH = 0.05
+"""The part of a step that communication takes where options that send less, or hide it, are worth a try."""
 
 
 def _tensors(tree: Any) -> Iterator[Mapping[str, Any]]:
@@ -98,3 +102,23 @@ def idle_axes(plan: Plan) -> tuple[str, ...]:
     busy = {a for one in plan.decisions for layout in (*one.inputs, *one.outputs)
             for a, state in enumerate(layout) if isinstance(state, Split | PartialSum)}
     return tuple(axis.name for a, axis in enumerate(plan.mesh.axes) if axis.size > 1 and a not in busy)
+
+
+def untried(plan: Plan) -> tuple[str, ...]:
+    """Names the options that may make the step of a plan faster, and that its search was not given."""
+    source, predicted = plan.source, plan.predicted
+    if plan.mesh.size == 1 or not source:
+        return ()
+    sent = sum(predicted.communication.values()) > WORTH * predicted.seconds
+    compiled = "software" in source or "cluster" not in source or parse_cluster(
+        source["cluster"], "the plan's cluster").device.compiled
+    recipe, staged = plan.precision.split(","), plan.pipeline is not None
+    return tuple(text for text, wanted in (
+        ("--overlap finds the plan whose communication hides best",
+         sent and not staged and predicted.line_bound is None),
+        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not source.get("mine")),
+        (f"--precision {plan.precision},reduce=bfloat16 sends gradients in half the bytes",
+         sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
+        ("--compress gradients=int8 sends gradients in a quarter, with an error",
+         sent and not source.get("compress") and not plan.sparse_sums),
+        ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted)

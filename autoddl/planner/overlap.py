@@ -20,7 +20,7 @@ from itertools import product
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
 from autoddl.planner.candidates import Candidate, Solved
-from autoddl.planner.mesh_search import Found, cut_short, search
+from autoddl.planner.mesh_search import Found, Progress, cut_short, search
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import problem_of
 from autoddl.pricing.floors import floor_seconds
@@ -33,7 +33,8 @@ HIDDEN = (0.0, 0.5, 0.9)
 Finish = Callable[[Found], Plan]
 
 
-def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish) -> Plan:
+def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequence[Candidate]], finish: Finish,
+               progress: Progress | None = None) -> Plan:
     """The plan with the shortest time line: `plan`, made of `first`, or one that another search finds.
 
     Each search takes one of `spaces`, of which the first is the whole, and one part of hidden seconds. Then `finish`
@@ -45,7 +46,7 @@ def overlapped(task: PlanTask, first: Found, plan: Plan, spaces: Sequence[Sequen
         bound = whole.bound
         if whole.interrupted:
             raise KeyboardInterrupt
-        for made in _finished(_others(task, first, spaces), finish):
+        for made in _finished(_others(task, first, spaces, progress), finish):
             line = _line(task, made)
             if line < least and made.predicted.peak_bytes <= task.budget:
                 best, least = made, line
@@ -65,13 +66,17 @@ def _finished(found: Iterator[Found], finish: Finish) -> Iterator[Plan]:
         yield made
 
 
-def _others(task: PlanTask, first: Found, spaces: Sequence[Sequence[Candidate]]) -> Iterator[Found]:
+def _others(task: PlanTask, first: Found, spaces: Sequence[Sequence[Candidate]], progress: Progress | None
+            ) -> Iterator[Found]:
     """Yields the results of the searches, each plan once, with all of its seconds counted.
 
     A part of the space in which nothing fits yields none. Raises KeyboardInterrupt where a search is interrupted.
     """
     known = {_key(first.best)}
-    for space, share in product(spaces, HIDDEN):
+    for k, (space, share) in enumerate(product(spaces, HIDDEN)):
+        if progress:
+            progress("looking for shorter time lines; an interrupt ends it with the best so far", k,
+                     len(spaces) * len(HIDDEN))
         if space is spaces[0] and not share:
             continue  # that is the first
         try:

@@ -54,7 +54,7 @@ class _Worker:
             raise _ended() from None
 
     def end(self) -> None:
-        self.process.terminate()
+        self.process.kill()
         self.process.join()
         self.pipe.close()
 
@@ -73,7 +73,7 @@ def _keep_freed() -> None:
 def _serve(function: Callable[[Any], Any], pipe: Connection) -> None:
     """Receives (number, argument) and sends (number, result, exception), until None comes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signals_default()
+    signals_default(ends=signal.getsignal(signal.SIGTERM) is not signal.default_int_handler)
     die_with_parent()
     _keep_freed()
     while (job := pipe.recv()) is not None:

@@ -115,8 +115,8 @@ class ParallelModel:
         """Runs forward and backward of one batch; returns its loss on every rank, the mean over the microbatches.
 
         Gradients add up in .grad until they are zeroed. A batch of fewer rows, like the last of an epoch, is planned
-        when it first comes. So is one of the shapes of a sample. The first batch is compared among the ranks, and
-        a checksum every 100 steps. Raises InputError for arguments that are not one batch, MismatchError for a batch
+        when it first comes. So is one of the shapes of a sample. The first batch of each is compared among the ranks,
+        and a checksum every 100 steps. Raises InputError for arguments that are not one batch, MismatchError for one
         that does not fit, or that other ranks have otherwise.
         """
         check_one_batch(batch, more, named)
@@ -164,15 +164,18 @@ class ParallelModel:
             own.local(batch)  # raises unless it is of the planned shapes
             return self
         self._sampled.add(shapes)
-        return self._program(batch, True)
+        return self._program(batch, True, prepared=True)
 
     def programs(self) -> dict[str, Plan]:
         """The plans of all programs so far by what they are for, with the seconds and bytes that are foreseen."""
         own = f"training of {self.batches()[0].planned()}"
         return {own: self.plan, **{name: one.plan for name, one in self._others.items()}}
 
-    def _program(self, batch: object, training: bool) -> "ParallelModel":
-        """The model whose program runs this batch: this one, or one for other shapes or for evaluation."""
+    def _program(self, batch: object, training: bool, prepared: bool = False) -> "ParallelModel":
+        """The model whose program runs this batch: this one, or one for other shapes or for evaluation.
+
+        The first batch of a program is compared among the ranks, unless it is `prepared` for others.
+        """
         if isinstance(batch, LocalBatch):
             return self._of_pieces(batch, training)
         own = self.batches()[0]
@@ -183,6 +186,8 @@ class ParallelModel:
         if name not in self._others:
             if shapes == own.planned() or not self._is_known(batch, shapes):
                 own.local(batch)  # raises where it does not fit
+            if not prepared:
+                check_agreement({"batch": digests(batch)}, WAY_OUT)
             self._add(name, own.sample(batch), training)
         return self._others[name]
 

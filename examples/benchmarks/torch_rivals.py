@@ -181,19 +181,19 @@ def _grid(model: nn.Module, rival: Rival) -> nn.Module:
 
 def _expert(model: nn.Module, rival: Rival) -> nn.Module:
     """A mixture that transformers loads into its own expert parallel."""
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     assert isinstance(model, Loss)
     data, first = torch.distributed.get_world_size() // rival.inner, torch.distributed.get_rank() == 0
-    degrees = {"fsdp_size": data} | ({"tp_size": rival.inner} if rival.inner > 1 else {})
     where = [tempfile.mkdtemp() if first else ""]
     torch.distributed.broadcast_object_list(where)
     model.model.save_pretrained(where[0])  # the first rank does
     torch.distributed.barrier()
     loaded = type(model.model).from_pretrained(
         where[0], dtype=torch.float32, experts_implementation=model.model.config._experts_implementation,
-        distributed_config=DistributedConfig(ep_size=rival.settings["experts"],
-                                             ep_implementation=rival.settings["by"], **degrees))
+        distributed_config=DistributedConfig(
+            tp_size=rival.inner if rival.inner > 1 else None, fsdp_size=data, ep_size=rival.settings["experts"],
+            ep_implementation=rival.settings["by"]))
     torch.distributed.barrier()
     if first:
         shutil.rmtree(where[0])

@@ -96,7 +96,15 @@ def test_weights_go_straight_into_pieces_and_back(tmp_path: Path) -> None:
         for part in (model.config, model.generation_config):
             part.save_pretrained(tmp_path / folder)
         read = transformers.GPT2LMHeadModel.from_pretrained(tmp_path / folder)
-        assert all(torch.equal(value, read.state_dict()[name]) for name, value in model.state_dict().items())
+        plain = built(3)
+        autoddl.load_safetensors(plain, tmp_path / folder)  # in one process, without a plan
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, read.state_dict()[name]) and torch.equal(value, plain.state_dict()[name])
+    modes = {file.stat().st_mode & 0o777 for file in tmp_path.glob("*/*.safetensors") if file.parent.name == "several"}
+    (tmp_path / "new").touch()
+    assert modes == {(tmp_path / "new").stat().st_mode & 0o777}
+    with pytest.raises(MismatchError, match="has extra, which the model does not"):
+        autoddl.load_safetensors(plain, tmp_path / "more")
 
 
 @shared

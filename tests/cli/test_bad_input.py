@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,10 @@ import autoddl
 from autoddl.capture.factory import Factory
 from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import Infeasible, InputError, MachineError, MismatchError
-from autoddl.core.processes import signals_raise
+from autoddl.core.processes import signals_raise, term_interrupts
 from autoddl.launch.launch import launch
 from autoddl.launch.run import run
+from autoddl.planner.process_pool import mapper
 
 TINY = FACTORY.removesuffix(":tiny")
 ALONE = """
@@ -109,6 +111,16 @@ def test_a_signal_is_no_failure_of_the_factory(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended, signals_raise():
         Factory.parse(f"{tmp_path / 'ended.py'}:model").build()
     assert ended.value.code == 128 + signal.SIGTERM
+
+
+def test_sigterm_ends_a_search_as_an_interrupt_does_and_its_processes_with_it() -> None:
+    with term_interrupts(), mapper(abs, 2) as run:
+        for worker in active_children():
+            os.kill(worker.pid or 0, signal.SIGTERM)  # `timeout` sends it to all of a group
+        assert list(run([-1, -2])) == [1, 2]
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert not active_children() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 @pytest.mark.parametrize(("text", "pattern"), [

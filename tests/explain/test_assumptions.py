@@ -11,7 +11,7 @@ from autoddl.api import plan
 from autoddl.cli.tables.assumption_rows import assumption_rows
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried
 
 SLOW_LINKS = """name: slow
 device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s}}
@@ -47,6 +47,17 @@ def test_ranks_that_repeat_each_other_are_named(alone: Plan) -> None:
     module, sample = zoo.gpt()
     split = random_plans(module, sample, "a=2,b=2", 1, roles={"a": "data", "b": "data"})[0]
     assert idle_axes(split) == ()
+
+
+def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
+    assert untried(alone) == ()  # nothing is sent
+    sent = replace(alone, predicted=replace(alone.predicted, communication={"net": 0.5 * alone.predicted.seconds}),
+                   precision="bf16-mixed", backend="nccl")
+    first = [text.split()[0] for text in untried(sent)]
+    assert first == ["--overlap", "--stages", "--precision", "--compress", "--compiled"]
+    given = replace(sent, precision="bf16-mixed,reduce=bfloat16", predicted=replace(sent.predicted, line_bound=0.0),
+                    source=sent.source | {"compress": ["hybrid"], "software": "torchtitan", "mine": "dp=2"})
+    assert untried(given) == () and untried(replace(sent, source={})) == ()
 
 
 def test_a_cluster_unlike_any_that_is_sold_is_named() -> None:

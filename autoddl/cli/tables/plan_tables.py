@@ -25,7 +25,7 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.assumptions import idle_axes, throughput
+from autoddl.explain.assumptions import idle_axes, throughput, untried
 from autoddl.explain.rings import places_text, ring_text
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.operators.recurrent_work import is_recurrent_layer
@@ -228,6 +228,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("proof", f"{which} takes less than {show_seconds(plan.bound)} under the model: this one is at most "
                            f"{plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
+    for i, text in enumerate(untried(plan)):
+        table.add_row("" if i else "to try", text)
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     for i, line in enumerate(found_by_trying(plan)):
         table.add_row("" if i else "tried", line)
