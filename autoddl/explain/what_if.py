@@ -185,8 +185,9 @@ def sensitivities(plan: Plan, progress: Progress | None = None, searching: bool 
     found = []
     for i, (resource, change, value) in enumerate(asked):
         tell(f"pricing {resource}", i, len(asked) + 1)
-        seconds = _again(plan, changed_cluster(place, [change])[0])
-        found.append(Sensitivity(resource, value, plan.predicted.seconds - seconds, "re-priced"))
+        saved = plan.predicted.seconds - _again(plan, changed_cluster(place, [change])[0])
+        saved = 0.0 if abs(saved) < (SAME - 1) * plan.predicted.seconds else saved
+        found.append(Sensitivity(resource, value, saved, "re-priced"))
     tell("planning with more memory", len(asked), len(asked) + 1)
     if searching or _is_free(plan):
         found.append(_memory(plan, progress))
