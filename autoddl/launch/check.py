@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autoddl.capture.capture import capture
+from autoddl.capture.capture import Captured, capture
 from autoddl.capture.factory import Factory
-from autoddl.capture.float64 import TWICE, WIDEST, Dtypes, cast, cast_module, widened
+from autoddl.capture.float64 import TWICE, cast, cast_module, widened
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import load_plan
 from autoddl.core.precision import Precision
@@ -22,20 +22,23 @@ from autoddl.runtime.parallelize import ParallelModel, parallelize
 __all__ = ["check", "mismatches"]
 
 
-def check(job: Job) -> dict[str, Any]:
+def check(job: Job, captured: Captured | None = None) -> dict[str, Any]:
     """Runs a step as planned and one in float64; returns the errors of loss and gradients, and the mismatches.
 
     The errors are those of `verify`, of steps that send nothing coded. `coded_error` is that of the plan's own step
     where it does, and `coded_share` that of its messages. A mixed program runs a third step with every dtype twice as
     wide. A plan with sparse sums runs a few steps more (`sparse_loss`); their warm-up and their fall are one step here.
+    A model that is `captured` already, with one microbatch, is not captured again.
     """
     factory, plan = Factory(**job["factory"]), load_plan(job["plan"])
     model, batch = built(factory, drawn=True)
-    parallel = parallelize(model, plan.with_warmup(1), batch, compile=False)
+    if captured is None:
+        captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
+    parallel = parallelize(model, plan.with_warmup(1), batch, captured=captured, compile=False)
     parallel.recorder.checks = bool(plan.codecs)
     wrong, coded, lost = list[str](), 0.0, 0.0
     if plan.sparse_sums:
-        lost = sparse_loss(parallel, factory, wrong)
+        lost = sparse_loss(parallel, factory, captured, wrong)
     else:
         parallel.step(batch)
     wrong += mismatches(parallel)
@@ -43,18 +46,18 @@ def check(job: Job) -> dict[str, Any]:
     if plan.codecs:
         truth = torch.load(Path(job["folder"], "truth.pt"), map_location="cpu", weights_only=True, mmap=True)
         coded = _gradient_error(parallel, truth["gradients"])
-    loss, gradient = _errors(factory, parallel, WIDEST, Path(job["folder"], "truth.pt"))
-    twice = _errors(factory, parallel, TWICE, Path(job["folder"], "truth-twice.pt")) if parallel.graph.mixed else (0.0,)
+    loss, gradient = _errors(factory, parallel, widened(captured), Path(job["folder"], "truth.pt"))
+    twice = _errors(factory, parallel, widened(captured, TWICE), Path(job["folder"], "truth-twice.pt")) \
+        if parallel.graph.mixed else (0.0,)
     return {"loss_error": loss, "gradient_error": gradient, "mismatches": wrong, "coded_error": coded,
             "coded_share": share, "besides": besides, "sparse_loss": lost,
             "twice_error": max(twice) if all(map(math.isfinite, twice)) else math.inf}
 
 
-def _errors(factory: Factory, parallel: ParallelModel, wider: Dtypes, path: Path) -> tuple[float, float]:
-    """The errors of loss and gradients in a step in `wider` dtypes, against the truth at `path`."""
-    plan, (model, batch) = parallel.plan, built(factory, drawn=True)
-    captured = widened(capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)), wider)
-    exact = parallel.like(cast_module(model), captured)
+def _errors(factory: Factory, parallel: ParallelModel, wider: Captured, path: Path) -> tuple[float, float]:
+    """The errors of loss and gradients in a step of a program in wider dtypes, against the truth at `path`."""
+    model, batch = built(factory, drawn=True)
+    exact = parallel.like(cast_module(model), wider)
     loss = float(exact.step(cast(batch)))
     truth = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return _part(abs(loss - truth["loss"]), abs(truth["loss"])), _gradient_error(exact, truth["gradients"])
@@ -75,7 +78,7 @@ def _gradient_error(parallel: ParallelModel, gradients: dict[str, Tensor]) -> fl
     return worst
 
 
-def sparse_loss(parallel: ParallelModel, factory: Factory, wrong: list[str]) -> float:
+def sparse_loss(parallel: ParallelModel, factory: Factory, captured: Captured, wrong: list[str]) -> float:
     """How far what sparse steps summed and kept is from whole gradients, relative to the largest of these.
 
         sum of a step + residuals after it = gradient + residuals before it + momentum * velocities before it
@@ -85,7 +88,7 @@ def sparse_loss(parallel: ParallelModel, factory: Factory, wrong: list[str]) -> 
     stages have are left out: their gradients are sums over stages, whose residuals other ranks have.
     """
     plan, (model, batch) = parallel.plan, built(factory, drawn=True)
-    whole = parallel.like(model, capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision)))
+    whole = parallel.like(model, captured)
     worst = largest = 0.0
     rules = plan.sparse_sums.values()
     for _ in range(2 + any(one.warmup for one in rules) + any(one.falls for one in rules)):

@@ -5,6 +5,8 @@
 The process imports MODULE, forks a rank for every environment in RANKS.json, and calls `MODULE.main()` there with JOB
 on the command line. It tells the launcher on a pipe: `started RANK PID`, then `ended RANK STATUS`, as
 `Popen.returncode` has it. Nothing of torch runs before the fork: neither threads nor a GPU's context are copied.
+
+    launcher  --forks-->  ranks                     `fork_here`: they have all that the launcher has made by then
 """
 
 import gc
@@ -14,15 +16,15 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
-from autoddl.core.processes import die_with_parent, end_with, signals_default
+from autoddl.core.processes import die_with_parent, end_with, signals_default, signals_wait
 
-__all__ = ["ForkServer", "ForkedRank", "start_forks"]
+__all__ = ["Fork", "ForkServer", "ForkedRank", "fork_here", "start_forks"]
 
 PIPE = "AUTODDL_RANKS_PIPE"
 """Environment variable with the descriptor of the pipe."""
@@ -113,6 +115,49 @@ class ForkedRank:
     def close(self) -> None:
         """Closes the pipe; the status stays."""
         self.server.close()
+
+
+@dataclass
+class Fork:
+    """One rank that is a fork of the launcher itself, with the methods of `subprocess.Popen` that a launcher needs."""
+
+    pid: int
+    returncode: int | None = None
+    """As of `Popen`."""
+
+    def poll(self) -> int | None:
+        """As of `Popen`."""
+        return self._ended(os.WNOHANG)
+
+    def kill(self) -> None:
+        """As of `Popen`."""
+        if self.returncode is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        """As of `Popen`."""
+        return self._ended(0) or 0
+
+    def _ended(self, how: int) -> int | None:
+        if self.returncode is None and (found := os.waitpid(self.pid, how))[0]:
+            self.returncode = os.waitstatus_to_exitcode(found[1])
+        return self.returncode
+
+
+def fork_here(environment: Mapping[str, str], work: Callable[[], object]) -> Fork:
+    """Starts a rank as a fork of this process that does the work and ends; it writes where this process writes.
+
+    Only the thread that calls goes on in a fork, so nothing may need another: no process group, no GPU in use.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    with signals_wait():
+        pid = os.fork()
+        if not pid:
+            gc.freeze()
+            _run(work, environment, sys.argv, parent)
+    return Fork(pid)
 
 
 def start_forks(environments: Sequence[Mapping[str, str]], command: Sequence[str], folder: str,

@@ -27,12 +27,12 @@ from autoddl.core import errors
 from autoddl.core.errors import AutoDDLError, MachineError
 from autoddl.core.files import write_atomically
 from autoddl.core.processes import STORE, die_with_parent, forks
-from autoddl.launch.forked_ranks import ForkedRank, start_forks
+from autoddl.launch.forked_ranks import Fork, ForkedRank, fork_here, start_forks
 from autoddl.launch.temporary import temporary_folder
 
 __all__ = ["Place", "RanksLost", "launch", "leave", "python_module", "report_failure"]
 
-_Process = subprocess.Popen[bytes] | ForkedRank
+_Process = subprocess.Popen[bytes] | ForkedRank | Fork
 
 FAILURES = "AUTODDL_FAILURES"
 GRACE_SECONDS = 1.0
@@ -97,13 +97,15 @@ class Place:
 
 
 def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, tick: Callable[[], None] | None = None,
-           quiet: bool = False, places: Sequence[Place] | None = None, forked: bool = False) -> None:
+           quiet: bool = False, places: Sequence[Place] | None = None, forked: bool = False,
+           here: Callable[[], object] | None = None) -> None:
     """Runs `command` as `ranks` local processes and waits for all of them; none outlives the call.
 
     `tick` is called while waiting, `quiet` drops the output of the ranks, and `places` has a place for each rank.
 
     With `forked` the command is that of `python_module`, and the module has a `main()`. The ranks are then forks of one
-    process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely.
+    process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely. With `here`
+    they are forks of this process where it can be forked, which call that in the place of the command (`fork_here`).
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
@@ -114,7 +116,10 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
                         for environment, place in zip(_environments(ranks, folder), given, strict=True)]
         processes: list[_Process] = []
         try:
-            if forked and forks() and not any(place.prefix for place in given):
+            if here is not None and forks():
+                for environment in environments:
+                    processes.append(fork_here(environment, here))
+            elif forked and forks() and not any(place.prefix for place in given):
                 processes += start_forks(environments, command, folder, *_outputs(quiet))
             else:
                 for environment, place in zip(environments, given, strict=True):

@@ -27,8 +27,10 @@ the smallest size above 1 that divides its own, so that even shards stay even. S
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from math import inf, isfinite, prod
 from pathlib import Path
@@ -111,12 +113,15 @@ class Verification:
 
 
 def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float = 1800.0,
-           progress: Progress | None = None) -> Verification:
+           progress: Progress | None = None, captured: "Captured | None" = None) -> Verification:
     """Runs a plan on local ranks and returns how far it is from one process.
 
     The model and batch are those of `factory`. A batch that is a further sample of the plan has a program of its own,
     which is verified. After `timeout` seconds the ranks are ended. As each part of the work
     begins, `progress(name, parts done, parts)` is called.
+
+    A model that is `captured` already, with one microbatch, is not captured again. Ranks are forks of this process then,
+    which must not have used a GPU or joined other processes.
 
     Raises InputError where the plan needs more than `max_ranks`, MismatchError where it was made for another model, and
     the error of a rank that fails.
@@ -131,20 +136,33 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         tensors = graph_from_text(plan.source["graph"]).tensors
         _check_memory(sum(prod(t.shape) for t in tensors if t.kind is Kind.PARAMETER), small.mesh.size)
     with temporary_folder("verify") as folder:
-        _write_truth(plan, factory, folder, small.mesh.size)
+        _write_truth(plan, factory, folder, small.mesh.size, captured)
         small.save(folder / "plan.json")
         job = {"task": "check", "plan": str(folder / "plan.json"), "factory": factory.to_json(),
                "folder": str(folder)}
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
         command = python_module("autoddl.launch.worker", str(folder / "job.json"))
-        launch(small.mesh.size, command, timeout=timeout, forked=True)
+        here = None if captured is None else partial(_check_here, command[-1], captured)
+        launch(small.mesh.size, command, timeout=timeout, forked=True, here=here)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]
     loss, gradient, twice, coded, share, lost = (_worst([one[name] for one in found]) for name in (
         "loss_error", "gradient_error", "twice_error", "coded_error", "coded_share", "sparse_loss"))
     return Verification(loss, gradient, len(wrong), small.mesh.size, note, tuple(wrong[:20]), twice, coded, share,
                         lost, sum(one["besides"] for one in found))
+
+
+def _check_here(path: str, captured: "Captured") -> None:
+    """Does what `autoddl.launch.worker` does with a job of checking, in a fork of a process that has captured."""
+    import torch
+
+    from autoddl.launch.check import check
+    from autoddl.launch.jobs import serve
+
+    torch.set_num_threads(1)  # those of the parent are not there
+    sys.argv = ["check", path]
+    serve(lambda job, losses: check(job, captured))
 
 
 def _worst(errors: list[float]) -> float:
@@ -199,7 +217,7 @@ def _seated(plan: Plan) -> Plan:
     return plan if here else replace(plan, backend="gloo")
 
 
-def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None:
+def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int, known: "Captured | None" = None) -> None:
     """Loss and gradients of one process, as truth.pt; of a mixed program in twice its dtypes, as truth-twice.pt."""
     import torch
 
@@ -212,7 +230,7 @@ def _write_truth(plan: Plan, factory: Factory, folder: Path, ranks: int) -> None
     from autoddl.launch.train import built
 
     model, batch = built(factory)
-    captured = capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
+    captured = known or capture(model, parted(batch, plan.microbatches), Precision.parse(plan.precision))
     check_captured(plan, model, captured)
     check_held(captured.graph, captured.constants)
     _check_memory(sum(p.numel() for p in model.parameters()), ranks)

@@ -35,6 +35,7 @@ from typing import Any
 from family_models import built, libraries
 
 import autoddl
+from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
 from autoddl.core.plan import Plan
 from autoddl.core.processes import die_with_parent
@@ -90,7 +91,7 @@ def tried(library: str, family: str, model: str, quick: float) -> Line:
         signal.setitimer(signal.ITIMER_PROF, 0)
     line["seconds"] = round(time.process_time() - start, 1)
     if plan is not None and line["seconds"] <= quick:
-        line |= _verified(plan, library, model)
+        line |= _verified(plan, module, library, model)
     if line["result"] == "refused" and not _runs(module):
         line["result"] = "does not run"
     return line
@@ -103,11 +104,13 @@ def _planned(plan: Plan) -> Line:
             "share": round(share, 4), "split": split}
 
 
-def _verified(plan: Plan, library: str, model: str) -> Line:
-    """Whether four ranks agree with one process, and the larger of both errors; or why nobody knows."""
+def _verified(plan: Plan, module: Any, library: str, model: str) -> Line:
+    """Whether four ranks agree with one process, and the larger of both errors; or why nobody knows.
+
+    The ranks are forks of this process, so that a family is captured once more, and not by each of them."""
     factory = Factory(str(Path(__file__).with_name("family_models.py")), "built", {"library": library, "model": model})
     try:
-        found = verify(plan, factory, timeout=WAIT)
+        found = verify(plan, factory, timeout=WAIT, captured=capture(module))
     except Exception as error:
         return {"verified": _one_line(error)}
     return {"verified": found.passed, "error": max(found.loss_error, found.gradient_error),

@@ -110,6 +110,29 @@ def test_a_killed_parent_of_forks_is_not_taken_for_a_rank(tmp_path: Path, monkey
 
 
 @pytest.mark.ranks
+def test_forks_of_the_launcher_have_what_it_has_and_end_as_ranks_do(tmp_path: Path) -> None:
+    made = ["known"]
+
+    def rank() -> None:
+        (tmp_path / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+        if made[0] == "known":
+            (tmp_path / os.environ["RANK"]).write_text(f"{made[0]} {os.environ['WORLD_SIZE']}")
+        elif os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            time.sleep(600)
+
+    launch(2, [], here=rank)
+    assert [(tmp_path / str(k)).read_text() for k in range(2)] == ["known 2"] * 2
+    made[0] = "lost"
+    with pytest.raises(MachineError, match=r"rank 1 was killed by SIGKILL; all ranks were ended"):
+        launch(2, [], here=rank)
+    for k in range(2):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int((tmp_path / f"pid-{k}").read_text()), 0)
+
+
+@pytest.mark.ranks
 def test_a_silent_failure_is_named_with_its_exit_code(tmp_path: Path, forked: bool) -> None:
     with pytest.raises(MachineError, match=r"rank 0 ended with exit code 7 and left no word"):
         started(1, script(tmp_path, "sys.exit(7)"), forked)

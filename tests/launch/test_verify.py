@@ -67,6 +67,10 @@ def test_a_wrong_plan_does_not_pass(tmp_path: Path) -> None:
     wrong = tuple(replace(c, gradient=c.wanted, backward=()) if c is edge else c for c in plan.conversions)
     checked = verified(replace(plan, conversions=wrong), factory)
     assert not checked.passed and checked.gradient_error > 1e-6
+    model, _ = factory.build()
+    captured = capture(model, sample_for(model))  # which forks of this process share
+    assert verify(replace(plan, conversions=wrong), factory, captured=captured) == checked
+    assert verify(plan, factory, captured=captured).passed
 
 
 def staged(stages: int, mesh: str, drop: float, layers: int = 2, seed: int = 0) -> tuple[autoddl.Plan, Factory]:
