@@ -7,6 +7,7 @@
     a branch that only raises    is taken the other way and checked in every step (`raising_branches`)
     rand() < 0               is false, as where layers are left out with probability 0
     .data                    reading it is traced as detach; setting it is refused
+    .numpy()                 is refused, and so are rows that are packed by their lengths: both leave the graph
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import dirichlet
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
@@ -63,6 +65,12 @@ class _Watch(TorchFunctionMode):
         if func in HOOKS:
             raise HiddenEffect("forward registers a hook on a gradient, which a graph does not show: write what it "
                                "does to the value, as x * s + (x - x * s).detach() for a gradient s times as large")
+        if func is Tensor.numpy and isinstance(args[0], FakeTensor):
+            raise HiddenEffect("forward takes values out with .numpy(), which a graph does not show: use functions of "
+                               "torch, or keep in a buffer what no batch changes")
+        if func is torch._VF._pack_padded_sequence:
+            raise HiddenEffect("forward packs rows by their lengths, which are values, and a graph has one shape for "
+                               "all batches: give the layer the padded rows, and mask what it returns by the lengths")
         if func in GRADIENTS:
             raise HiddenEffect("forward takes gradients itself, which a graph does not show: write them as operators")
         return func(*args, **(kwargs or {}))

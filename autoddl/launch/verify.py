@@ -120,8 +120,8 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     which is verified. After `timeout` seconds the ranks are ended. As each part of the work
     begins, `progress(name, parts done, parts)` is called.
 
-    A model that is `captured` already, with one microbatch, is not captured again. Ranks are forks of this process then,
-    which must not have used a GPU or joined other processes.
+    A model that is `captured` already, with one microbatch, is not captured again. Ranks are forks of this process
+    then, which must not have used a GPU or joined other processes.
 
     Raises InputError where the plan needs more than `max_ranks`, MismatchError where it was made for another model, and
     the error of a rank that fails.

@@ -13,6 +13,7 @@ from torch.nn.attention import flex_attention as library
 from torch.utils._traceback import CapturedTraceback
 
 from autoddl.capture.capture import capture
+from autoddl.capture.materialize import arguments
 from autoddl.capture.patches.autograd_function_patch import replace_apply
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
@@ -20,6 +21,7 @@ from autoddl.capture.patches.torch_module_moves_patch import modules_stay
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
+from autoddl.capture.sample import as_sample
 
 
 class Doubled(torch.autograd.Function):
@@ -52,6 +54,18 @@ def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
         assert not masking.is_torchdynamo_exporting()
         assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
         assert not masking.fast_all(torch.ones(2, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_longt5_makes_the_mask_that_it_needs_as_in_a_run() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LongT5Config(vocab_size=32, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2,
+                                       local_radius=3, dropout_rate=0.0, use_cache=False, decoder_start_token_id=0)
+    torch.manual_seed(0)
+    model, ids = transformers.LongT5ForConditionalGeneration(config), torch.randint(1, 32, (2, 8))
+    captured = capture(model, batch := {"input_ids": ids, "labels": ids})
+    found = captured.program(*arguments(model, as_sample(batch), captured))[0]
+    torch.testing.assert_close(found, model(**batch).loss)
 
 
 class Moved(nn.Module):

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from planmaker import random_plans
@@ -63,7 +64,12 @@ def named(layer: Layer, h: Tensor) -> Tensor:
     return torch.cat([one.flatten() * (1 + k) for k, one in enumerate(every)])
 
 
-@pytest.mark.parametrize("reads", [without_loops, degrees, named])
+def outside(layer: Layer, h: Tensor) -> Tensor:
+    """What NumPy makes of the edges is a constant."""
+    return h[torch.from_numpy(np.unique(layer.edges.numpy()))]
+
+
+@pytest.mark.parametrize("reads", [without_loops, degrees, named, outside])
 def test_values_of_a_fixed_graph_are_computed_once(reads: Callable[[Layer, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     layer, x = Layer(reads), torch.randn(NODES, 4)

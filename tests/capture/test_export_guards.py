@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from autoddl.capture.capture import capture
@@ -51,6 +52,12 @@ class Strange(nn.Module):
                 h = torch.vmap(self.linear)(h)
             case "read":
                 h = h - h.data * 0.5
+            case "cast":
+                h = self.linear.to(torch.bfloat16)(h.bfloat16()).float()
+            case "outside":
+                h = h * torch.from_numpy(x.numpy())
+            case "packed":
+                h = pack_padded_sequence(h[None], torch.tensor([3]), batch_first=True).data
             case "frozen":
                 h = h + Reversed.apply(x)  # type: ignore[no-untyped-call]
         loss: Tensor = (h + self.shift).square().mean()
@@ -61,6 +68,8 @@ class Strange(nn.Module):
     ("hook", r"test_export_guards\.py:\d+: h\.register_hook.*a hook on a gradient"),
     ("checkpoint", "use_reentrant=False"), ("weight", "writes into its parameter"),
     ("buffer", r"sets the \.data of a tensor"), ("penalty", "takes gradients itself"), ("twins", "cannot be captured"),
+    ("cast", r"self\.linear\.to.*casts it to torch\.bfloat16, for good: do that before planning"),
+    ("outside", r"x\.numpy\(\).* takes values out"), ("packed", r"pack_padded.* give the layer the padded rows"),
     ("vmap", "no operator")])
 def test_what_a_graph_does_not_show_is_refused(kind: str, says: str, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CaptureError, match=says):

@@ -145,8 +145,56 @@ def test_a_warning_is_left_out() -> None:
     assert not [op for op in capture(Asks(warns), torch.ones(2, 4)).graph.ops if op.target == "autoddl.checked"]
 
 
+def fills(x: Tensor) -> Tensor:
+    mask = x > 1
+    if mask.any():
+        x[mask] = 0.0
+    if torch.any(mask):
+        x = x.masked_fill(mask, -1.0)
+    return x
+
+
+def pads(x: Tensor) -> Tensor:
+    pad_mask, attention_mask = x > 1, x > -1
+    if not pad_mask.any():
+        pad_mask = None  # type: ignore[assignment]
+    if attention_mask is not None and attention_mask.all():
+        attention_mask = None  # type: ignore[assignment]
+    x = x if pad_mask is None else x.masked_fill(pad_mask, 0.0)
+    return x if attention_mask is None else x.masked_fill(~attention_mask, 0.0)
+
+
+def indexes(x: Tensor) -> Tensor:
+    rows = (x > 1).sum(-1)
+    if rows.any():
+        x[rows] = 0.0
+    return x
+
+
+def drops(x: Tensor) -> Tensor:
+    keep: Tensor | None = x > 1
+    if not keep.any():  # type: ignore[union-attr]
+        keep = None
+    return x if keep is None else x * keep
+
+
+@pytest.mark.parametrize("ask", [fills, pads])
+@pytest.mark.parametrize("value", [0.5, 9.0])
+def test_a_side_that_is_right_for_every_mask_is_taken(ask: Callable[[Tensor], Tensor], value: float) -> None:
+    model, x = Asks(ask), torch.full((2, 4), value)
+    with torch.no_grad():
+        model.layer.weight.copy_(torch.eye(4))
+        model.layer.bias.copy_(torch.tensor([0.0, 0.0, 0.0, value / 2]))
+    captured = capture(model, x)
+    found = captured.program(*arguments(model, as_sample(x), captured))[0]
+    assert torch.equal(found, model(x))
+    ours, theirs = (torch.autograd.grad(y, list(model.parameters())) for y in (found, model(x)))
+    assert all(map(torch.equal, ours, theirs))
+
+
 @pytest.mark.parametrize(("ask", "line"), [(decides, r"if x.max\(\) > 0:"), (mixes, r"or not x.min\(\)"),
-                                           (clamps, r"if torch.isinf\(x\).any\(\):")])
+                                           (clamps, r"if torch.isinf\(x\).any\(\):"),
+                                           (indexes, r"if rows.any\(\):"), (drops, "if not keep.any")])
 def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tensor], Tensor], line: str) -> None:
     with pytest.raises(CaptureError, match=rf"decides by the values of a tensor.*{line}") as caught:
         capture(Asks(ask), torch.ones(2, 4))

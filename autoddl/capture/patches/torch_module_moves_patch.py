@@ -2,7 +2,7 @@
 
     Module._apply    `expert.to(x.device)` in forward changes nothing where model and batch are on one device. Under a
                      trace it would swap the parameters for new ones, which fails as the trace refers to the old ones.
-                     A move or a cast that changes a tensor goes on to torch, and is refused there.
+                     A move or a cast that changes a tensor is refused.
 """
 
 from collections.abc import Callable, Iterator
@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+
+from autoddl.capture.rewrites.own_backward import HiddenEffect
 
 __all__ = ["MADE_FOR", "PATCHED", "modules_stay"]
 
@@ -20,14 +22,19 @@ PATCHED = {"torch.nn:Module._apply": "self, fn, recurse"}
 
 @contextmanager
 def modules_stay() -> Iterator[None]:
-    """While open, applying to a module what changes none of its tensors leaves it alone."""
+    """While open, applying to a module what changes none of its tensors leaves it alone.
+
+    Raises HiddenEffect where that changes one."""
     original = nn.Module._apply
 
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        tensors = (*self.parameters(recurse), *self.buffers(recurse))
-        if all(fn(one) is one for one in tensors):
-            return self
-        return original(self, fn, recurse)  # type: ignore[no-untyped-call]
+        for one in (*self.parameters(recurse), *self.buffers(recurse)):
+            if (new := fn(one)) is not one:
+                how = f"casts it to {new.dtype}" if new.dtype != one.dtype else f"moves it to {new.device}"
+                raise HiddenEffect(f"forward takes a module that it reads and {how}, for good: do that before "
+                                   "planning, or convert tensors, as F.linear(x, part.weight.to(x.dtype)), or use "
+                                   "torch.autocast")
+        return self
 
     nn.Module._apply = apply  # type: ignore[method-assign]
     try:

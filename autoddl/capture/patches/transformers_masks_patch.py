@@ -11,6 +11,7 @@ In both cases attention needs only `is_causal`, which the running model uses too
     masking_utils.find_packed_sequence_indices    returns None unless some module is given position_ids
     masking_utils.is_torchdynamo_exporting        returns False, so the checks of a running model are made
     masking_utils.fast_all                        returns False: an attention_mask that is given is one with padding
+    modeling_longt5.is_torchdynamo_compiling      returns False: LongT5 makes a mask of ones, which it cannot do without
 """
 
 import sys
@@ -25,10 +26,11 @@ __all__ = ["MADE_FOR", "PATCHED", "build_masks_as_run"]
 MADE_FOR = "transformers 5.23"
 PATCHED = {"transformers.masking_utils:find_packed_sequence_indices": "position_ids",
            "transformers.masking_utils:is_torchdynamo_exporting": "",
-           "transformers.masking_utils:fast_all": "tensor"}
+           "transformers.masking_utils:fast_all": "tensor",
+           "transformers.models.longt5.modeling_longt5:is_torchdynamo_compiling": ""}
 """The patched functions with the names of their parameters; a test compares both with the installed transformers."""
 
-NAMES = tuple(path.partition(":")[2] for path in PATCHED)
+NAMES = tuple(path.partition(":")[2] for path in PATCHED if "masking_utils" in path)
 
 
 @contextmanager
@@ -51,9 +53,24 @@ def build_masks_as_run(model: nn.Module) -> Iterator[None]:
     masking.is_torchdynamo_exporting = lambda: False
     masking.fast_all = lambda tensor: False
     try:
-        yield
+        with _runs(sys.modules.get("transformers.models.longt5.modeling_longt5")):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
         for name, function in originals.items():
             setattr(masking, name, function)
+
+
+@contextmanager
+def _runs(modeling: Any) -> Iterator[None]:
+    """While open, a module of models takes itself for one that runs; None, one that is not imported, is left alone."""
+    original = getattr(modeling, "is_torchdynamo_compiling", None)
+    if original is None:
+        yield
+        return
+    modeling.is_torchdynamo_compiling = lambda: False
+    try:
+        yield
+    finally:
+        modeling.is_torchdynamo_compiling = original

@@ -23,8 +23,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = ["KnownValues"]
 
-ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "argwhere", "masked_select",
-        "unique", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount", "equal", "allclose"}
+ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "nonzero", "argwhere",
+        "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount",
+        "equal", "allclose"}
 """Functions whose results, or their shapes, follow from values. Indexing by a mask and where(mask) are two more."""
 MASKS = (torch.bool, torch.uint8)
 

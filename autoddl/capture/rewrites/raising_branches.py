@@ -10,7 +10,8 @@ raise, as an `assert` does. Then the program goes on as if nothing were wrong, a
 In torch's constraints of distributions a side that returns what is wrong counts as one that raises: whoever asks does.
 
 A side that only warns is left out, without a check. One that clamps infinite values at the largest number of their
-dtype is always taken (`finite_clamps`): finite values stay as they are.
+dtype is always taken (`finite_clamps`): finite values stay as they are. So is one that only writes where the mask of
+its condition is set, and a mask that hides nothing stays (`mask_branches`).
 
 A condition is read in the source. Every part of an `and` or an `or` is to be false, or true for an `assert`, and behind
 `not` the opposite.
@@ -32,11 +33,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx import Graph, Node
+from torch.fx import Graph, Node, Proxy
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 from torch.fx.node import has_side_effect
 
 from autoddl.capture.fx_tools import insert
 from autoddl.capture.rewrites.finite_clamps import called, is_finite_clamp
+from autoddl.capture.rewrites.mask_branches import drops_idle_mask, writes_under_mask
 from autoddl.operators.kernels import custom_ops
 
 __all__ = ["asked_number", "check_conditions", "decided"]
@@ -61,16 +64,18 @@ has_side_effect(torch.ops.autoddl.holds.default)
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """A statement with one side that only raises or warns, or that clamps infinite values.
+    """A statement with one side that only raises or warns, or that may always or never be taken.
 
         value     what its tensors are to be for the other side
         raises    whether the side raises
         text      its condition, as written
+        masked    whether that is so of a condition on a mask alone, a tensor of bool
     """
 
     value: bool
     raises: bool
     text: str
+    masked: bool
 
 
 def decided(condition: Tensor) -> bool | None:
@@ -79,12 +84,20 @@ def decided(condition: Tensor) -> bool | None:
         return None
     frame = _asking(sys._getframe(1))
     branch = None if frame is None else _branch(frame.f_code.co_filename, frame.f_lineno)
-    if frame is None or branch is None:
+    if frame is None or branch is None or (branch.masked and not _is_of_mask(condition)):
         return None
     if branch.raises:
         where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         torch.ops.autoddl.holds(condition, branch.value, f"{where}: {branch.text}")
     return branch.value
+
+
+def _is_of_mask(condition: Tensor) -> bool:
+    """Whether a condition of a trace is made of one tensor of bool; numbers that index rows are none."""
+    mode: Any = get_proxy_mode()
+    slot = None if mode is None else get_proxy_slot(condition, mode.tracer, None)
+    given = [] if slot is None else (slot.node if isinstance(slot, Proxy) else slot.proxy.node).all_input_nodes
+    return [x.meta["val"].dtype for x in given] == [torch.bool]
 
 
 def asked_number(x: Tensor) -> Tensor | None:
@@ -152,8 +165,11 @@ def _branch(file: str, line: int) -> _Branch | None:
         if not node.test.lineno <= line <= (node.test.end_lineno or node.test.lineno):
             continue
         side: list[ast.stmt] = []
-        if isinstance(node, ast.Assert) or is_finite_clamp(node):
+        masked = isinstance(node, ast.If) and writes_under_mask(node)
+        if masked or isinstance(node, ast.Assert) or is_finite_clamp(node):
             wanted = True
+        elif drops_idle_mask(node):
+            wanted = False
         elif _is_refusal(node.body) or (file == CONSTRAINTS and isinstance(node.body[0], ast.Return)):
             wanted, side = False, node.body
         elif node.orelse and _is_refusal(node.orelse):
@@ -162,7 +178,7 @@ def _branch(file: str, line: int) -> _Branch | None:
             return None
         values = set(_values(node.test, wanted))
         raises = isinstance(node, ast.Assert) or any(isinstance(one, ast.Raise | ast.Return) for one in side)
-        return _Branch(values.pop(), raises, ast.unparse(node.test)) if len(values) == 1 else None
+        return _Branch(values.pop(), raises, ast.unparse(node.test), masked) if len(values) == 1 else None
     return None
 
 
