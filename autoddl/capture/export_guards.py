@@ -1,7 +1,8 @@
 """Guards torch.export against effects of forward that it leaves out of its graph without a word.
 
     a backward of its own    autograd.Function on a tensor that needs a gradient becomes one operator (`own_backward`);
-                             a hook on a gradient is refused
+                             one that runs modules again is its forward (`rerun_modules`); a hook on a gradient is
+                             refused
     a gradient in forward    torch.autograd.grad and Tensor.backward are refused
     a value that no input decides    is computed once, where the graph has to know it (`constant_values`)
     a branch that only raises    is taken the other way and checked in every step (`raising_branches`)
@@ -20,12 +21,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributions import dirichlet
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from autoddl.capture.patches.autograd_function_patch import Apply, replace_apply
 from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
+from autoddl.capture.rerun_modules import run_with_gradients, runs_modules
 from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.ctc_losses import CtcLosses
-from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, trace_call
+from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, arguments_of, trace_call
 from autoddl.capture.rewrites.raising_branches import asked_number, decided
 
 __all__ = ["guard_export"]
@@ -98,6 +101,8 @@ def guard_export(known: KnownValues) -> Iterator[list[OwnCall]]:
         known = function.__name__ == OWN_BACKWARD
         if known or not needs or get_proxy_mode() is None:  # inside an operator nothing is traced: it has its gradient
             return apply(*args, **kwargs)
+        if runs_modules(given) and not issubclass(function, CheckpointFunction):
+            return run_with_gradients(function, apply, arguments_of(function, args, kwargs))
         return trace_call(function, apply, args, kwargs, calls)
 
     with replace_apply(instead), _Watch(known):

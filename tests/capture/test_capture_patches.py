@@ -18,6 +18,7 @@ from autoddl.capture.patches.autograd_function_patch import replace_apply
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
 from autoddl.capture.patches.torch_module_moves_patch import modules_stay
+from autoddl.capture.patches.torch_reruns_patch import gradients_stay
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
@@ -44,6 +45,13 @@ def test_a_function_is_applied_as_the_trace_decides() -> None:
         function, found = Doubled.apply(torch.ones(2))  # type: ignore[no-untyped-call]
     assert function is Doubled and torch.equal(found, 2 * torch.ones(2))
     assert torch.equal(Doubled.apply(torch.ones(2)), found)  # type: ignore[no-untyped-call]
+
+
+def test_a_function_whose_method_was_bound_before_is_applied_as_the_trace_decides() -> None:
+    double = Doubled.apply
+    with replace_apply(lambda function, apply, args, kwargs: (function, apply(*args))):
+        function, found = double(torch.ones(2))  # type: ignore[no-untyped-call]
+    assert function is Doubled and torch.equal(found, double(torch.ones(2)))  # type: ignore[no-untyped-call]
 
 
 def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
@@ -87,7 +95,8 @@ def test_a_module_that_is_moved_to_where_it_is_stays() -> None:
 
 def patched() -> list[Any]:
     masking = sys.modules["transformers.masking_utils"]
-    return [fx.GraphModule.recompile, CapturedTraceback.summary, vars(torch.autograd.Function)["apply"],
+    return [fx.GraphModule.recompile, CapturedTraceback.summary,
+            vars(torch.autograd.Function)["apply"].__func__.__code__, torch.no_grad.__enter__, torch.no_grad.__exit__,
             masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting, masking.fast_all,
             library.create_mask, library.flex_attention_hop, nn.Module._apply,
             sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface,
@@ -99,8 +108,8 @@ def patched() -> list[Any]:
     delay_code_generation, shorten_stacks, lambda: replace_apply(lambda *call: None),
     lambda: build_masks_as_run(zoo.llama()[0]), lambda: experts_as_operators(zoo.llama()[0]),
     lambda: switch_layers_as_operators(zoo.switch()[0]),
-    flex_attention_as_operator, modules_stay],
-    ids=["code", "stacks", "functions", "masks", "experts", "switch", "flexible", "moves"])
+    flex_attention_as_operator, modules_stay, gradients_stay],
+    ids=["code", "stacks", "functions", "masks", "experts", "switch", "flexible", "moves", "gradients"])
 def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -> None:
     zoo.llama()
     zoo.switch()

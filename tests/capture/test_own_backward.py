@@ -102,7 +102,9 @@ def cast(model: Called, h: Tensor) -> Tensor:
     (lambda model, h: function(lambda ctx, x: x.mul_(2)).apply(h.clone()), r"x\.clone\(\)"),
     (lambda model, h: function(lambda ctx, x: x.numpy()).apply(h), "its forward fails on tensors without values"),
     (lambda model, h: function(lambda ctx, x: 2 * x, lambda ctx, g: g * g.max().item()).apply(h), "its backward fails"),
-    (lambda model, h: function(lambda ctx, x, layer: layer(x)).apply(h, model.layer), "takes a Linear"),
+    (lambda model, h: function(lambda ctx, x, layer: layer(x)).apply(h, model.layer), "not those of its forward"),
+    (lambda model, h: function(lambda ctx, x, layer: layer(x).numpy()).apply(h, model.layer), "cannot be tried"),
+    (lambda model, h: function(lambda ctx, x, more: x).apply(h, object()), "takes a object"),
     (lambda model, h: function(lambda ctx, x, more: x + more[0]).apply(h, [h]), "takes a list"),
     (lambda model, h: h + function(lambda ctx, x: 3).apply(h), "returns no tensor"),
     (around, "from around its class"), (cast, "in a region of autocast")])
@@ -110,6 +112,21 @@ def test_what_a_graph_does_not_show_is_refused(call: Any, says: str) -> None:
     with pytest.raises(CaptureError, match=says) as caught:
         capture(Called(call), torch.randn(4, 4))
     assert "test_own_backward.py:" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_reversible_layers_are_their_forward_with_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = own_functions.stack()
+    captured = capture(model, x)
+    parameters = list(model.parameters())
+    loss = captured.program(*parameters, x)[0]
+    found = torch.autograd.grad(loss, parameters)
+    model(x).backward()
+    assert torch.equal(loss, model(x))
+    for ours, theirs in zip(found, parameters, strict=True):
+        torch.testing.assert_close(ours, theirs.grad)
+    monkeypatch.setattr(own_functions.Reversible, "strength", 1.1)
+    with pytest.raises(CaptureError, match="runs modules again, and its gradients are not those of its forward"):
+        capture(model, x)
 
 
 def test_an_operator_of_a_library_keeps_its_own_backward() -> None:

@@ -57,6 +57,52 @@ class Shifted(torch.autograd.Function):
         return upstream, upstream.sum(0)
 
 
+class Reversible(torch.autograd.Function):
+    """Runs layers that can be run backwards, and runs them again in its own backward, a few times as strong."""
+
+    strength = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layers: nn.ModuleList, options: dict[str, float]) -> Tensor:
+        with torch.no_grad():
+            for layer in layers:
+                a, b = x.chunk(2, -1)
+                x = torch.cat([b, a + options["scale"] * layer(b)], -1)
+        ctx.y, ctx.layers, ctx.options = x.detach(), layers, options
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None, None]:
+        y, g = ctx.y, upstream
+        for layer in list(ctx.layers)[::-1]:
+            with torch.enable_grad():
+                b = y.chunk(2, -1)[0].detach().requires_grad_()
+                change = ctx.options["scale"] * layer(b)
+            gb, ga = g.chunk(2, -1)
+            torch.autograd.backward(change, ga * Reversible.strength)
+            y = torch.cat([y.chunk(2, -1)[1] - change.detach(), b.detach()], -1)
+            g = torch.cat([ga, gb + b.grad], -1)
+        return g, None, None
+
+
+class Stack(nn.Module):
+    """Reversible layers between two others; their Function was bound before any trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.apply_layers = nn.Linear(4, 8), Reversible.apply
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.apply_layers(self.first(x), self.layers, {"scale": 0.5}).square().mean()  # type: ignore[no-untyped-call]
+        return loss
+
+
+def stack() -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return Stack(), torch.randn(8, 4)
+
+
 class Own(nn.Module):
     """All of them between layers."""
 

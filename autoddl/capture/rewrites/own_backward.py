@@ -32,7 +32,7 @@ from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 from autoddl.core.graph import Value
 
-__all__ = ["HiddenEffect", "OwnBackward", "OwnCall", "call_functions", "trace_call"]
+__all__ = ["HiddenEffect", "OwnBackward", "OwnCall", "arguments_of", "call_functions", "has_setup", "trace_call"]
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, enum.Enum)
 """What an argument that is no tensor may be, alone or in tuples and lists."""
@@ -64,7 +64,7 @@ class OwnBackward:
         """The arguments of `apply`: those of forward without ctx."""
         signature = inspect.signature(self.function.forward)
         names = list(signature.parameters.values())
-        return signature.replace(parameters=names if _has_setup(self.function) else names[1:])
+        return signature.replace(parameters=names if has_setup(self.function) else names[1:])
 
     def __call__(self, *args: Any) -> Any:
         found = self.function.apply(*args)
@@ -87,9 +87,19 @@ class OwnCall:
     results: tuple[int, ...]
 
 
-def _has_setup(function: type) -> bool:
+def has_setup(function: type) -> bool:
     """Whether forward takes no ctx, as that of a Function with a `setup_context`."""
     return getattr(function, "setup_context", None) is not torch.autograd.Function.setup_context
+
+
+def arguments_of(function: type[torch.autograd.Function], args: tuple[Any, ...], kwargs: dict[str, Any]
+                 ) -> tuple[Any, ...]:
+    """Returns the arguments of a call by their places; those that are given by name come with defaults between."""
+    if not kwargs:
+        return args
+    bound = OwnBackward(function).__signature__.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return bound.args
 
 
 def trace_call(function: type[torch.autograd.Function], apply: Callable[..., Any], args: tuple[Any, ...],
@@ -98,11 +108,7 @@ def trace_call(function: type[torch.autograd.Function], apply: Callable[..., Any
 
     Raises HiddenEffect for a Function that a graph cannot show.
     """
-    name = function.__name__
-    if kwargs:
-        bound = OwnBackward(function).__signature__.bind(*args, **kwargs)
-        bound.apply_defaults()
-        args = bound.args
+    name, args = function.__name__, arguments_of(function, args, kwargs)
     _check(function, args)
     with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
         results, flows, reached, saves = _rehearsed(name, apply, args)
