@@ -283,6 +283,8 @@ def _instance(name: str, capped: Collection[str]) -> nn.Module:
         main["decoder_input_ids"] = _input("input_ids", config)
     taken = [one for one in ("pixel_values", "bbox", "input_ids") if one in inspect.signature(model.forward).parameters]
     batches = [main, *({**main, one: _input(one, config)} for one in taken if one not in main)]
+    if "input_values" in main:
+        batches.append({"input_values": main["input_values"].unsqueeze(1)})  # codecs of sound have a channel
     for batch in batches[:-1]:
         with suppress(Exception), torch.no_grad():
             model(**batch)
