@@ -187,7 +187,8 @@ def _check_unwritten(model: str, read: Set[str], program: ExportedProgram) -> No
     written = sorted(read & set(program.graph_signature.buffers_to_mutate.values()))
     if written:
         raise CaptureError(f"forward of {model} decides by the values of its buffer {written[0]}, and writes it; a "
-                           "plan needs one graph for all steps: decide by a number of Python, or use torch.where")
+                           "plan needs one graph for all steps: call the model once before planning if that sets it "
+                           "for good, do in the training loop what is done every so many steps, or use torch.where")
 
 
 def _names(program: ExportedProgram, model: nn.Module, sample: Sample) -> dict[str, str]:
