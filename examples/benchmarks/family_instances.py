@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["INSTANCES", "Call", "graph_layer", "graph_layers"]
+__all__ = ["INSTANCES", "VIT", "Call", "graph_layer", "graph_layers"]
 
 BATCH = 4
 Call = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
@@ -287,6 +287,21 @@ PACKAGES: dict[str, Callable[[Any], Call]] = {
         16, 4, group_attention_matrix=torch.eye(16), virtual_batch_size=BATCH), _real(16)),
 }
 
+
+STAGES = {"dim": 32, "depth": (1, 1), "num_classes": 10}
+FLAT = {"patch_size": 16, "num_classes": 10, "dim": 64, "mlp_dim": 64}
+VIT: dict[str, tuple[dict[str, Any], int]] = {
+    "max_vit": ({**STAGES, "window_size": 4}, 64), "max_vit_with_registers": ({**STAGES, "window_size": 4}, 64),
+    "cross_vit": ({"image_size": 48, "num_classes": 10, "sm_dim": 32, "lg_dim": 64, "depth": 1, "lg_enc_depth": 1}, 48),
+    "mobile_vit": ({"image_size": (64, 64), "dims": [32, 48, 64], "num_classes": 10,
+                    "channels": [16, 16, 24, 24, 32, 32, 48, 48, 64, 64, 128]}, 64),
+    "pit": ({**FLAT, "image_size": 64, "depth": (1, 1), "heads": 4}, 64),
+    "scalable_vit": ({**STAGES, "heads": (2, 2), "reduction_factor": (4, 2)}, 64),
+    "sep_vit": ({**STAGES, "heads": (2, 2)}, 112),
+    "cct": ({"img_size": 64, "embedding_dim": 64, "num_layers": 2, "num_heads": 4, "mlp_ratio": 2}, 64),
+    "crossformer": ({"depth": (1, 1, 1, 1)}, 224), "regionvit": ({"depth": (1, 1, 1, 1)}, 224),
+}
+"""Arguments of classes of vit_pytorch that those by their names do not fit, and the side of an image."""
 
 INSTANCES = {"monai": MONAI, "diffusers": DIFFUSERS, "packages": PACKAGES}
 """Instances by library; those of `packages` are of as many small ones."""

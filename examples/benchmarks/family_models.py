@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from family_instances import INSTANCES, Call, graph_layer, graph_layers
+from family_instances import INSTANCES, VIT, Call, graph_layer, graph_layers
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -198,6 +198,9 @@ def _vit_families() -> dict[str, str]:
 def _vit(name: str) -> nn.Module:
     module, _, kind = name.partition(".")
     model = getattr(importlib.import_module(f"vit_pytorch.{module}"), kind)
+    if module in VIT:
+        options, side = VIT[module]
+        return Squares(model(**options), _images((3, side, side)))
     parameters = inspect.signature(model).parameters
     chosen = {one: 1 if module == "vit_1d" and one == "channels" else ARGUMENTS[one] for one in parameters
               if one in ARGUMENTS}

@@ -104,7 +104,7 @@ def once(layer: Layer, h: Tensor) -> Tensor:
 
 def test_a_buffer_that_the_first_call_sets_for_good_decides_afterwards() -> None:
     layer, x = Layer(once), torch.randn(NODES, 4)
-    with pytest.raises(CaptureError, match="ready, and writes it.* call the model once before planning"):
+    with pytest.raises(CaptureError, match=r"ready, and writes it.* call the model once before planning"):
         capture(layer, x)
     layer(x)
     torch.testing.assert_close(run(layer, capture(layer, x), x), layer(x))
