@@ -8,7 +8,8 @@ A program that computes in several dtypes also has a form in which each is twice
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +25,7 @@ from autoddl.core.graph import Op, Value
 from autoddl.operators.kernels import custom_ops
 from autoddl.operators.kernels.arguments import bound, parameters
 
-__all__ = ["TWICE", "WIDEST", "Dtypes", "cast", "cast_module", "seeded", "widened"]
+__all__ = ["TWICE", "WIDEST", "Dtypes", "cast", "cast_module", "seeded", "wide_default", "widened"]
 
 _COMPLEX = {torch.complex32: torch.complex64, torch.complex64: torch.complex128}
 
@@ -55,6 +56,17 @@ def widened(captured: Captured, wider: Dtypes = WIDEST) -> Captured:
     return replace(captured, graph=replace(graph, tensors=tuple(_tensor(t, names) for t in graph.tensors),
                                            ops=tuple(_op(op, names) for op in graph.ops)),
                    program=program, constants=constants)
+
+
+@contextmanager
+def wide_default() -> Iterator[None]:
+    """While open, what operators make of whole numbers alone, as `image.byte() / 255`, is in float64."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(WIDEST.get(before, before))
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _in_dtype_of_statistics(norm: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.factory import Factory
-from autoddl.capture.float64 import TWICE, cast, cast_module, widened
+from autoddl.capture.float64 import TWICE, cast, cast_module, wide_default, widened
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import load_plan
 from autoddl.core.precision import Precision
@@ -58,7 +58,8 @@ def _errors(factory: Factory, parallel: ParallelModel, wider: Captured, path: Pa
     """The errors of loss and gradients in a step of a program in wider dtypes, against the truth at `path`."""
     model, batch = built(factory, drawn=True)
     exact = parallel.like(cast_module(model), wider)
-    loss = float(exact.step(cast(batch)))
+    with wide_default():
+        loss = float(exact.step(cast(batch)))
     truth = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     return _part(abs(loss - truth["loss"]), abs(truth["loss"])), _gradient_error(exact, truth["gradients"])
 

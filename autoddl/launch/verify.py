@@ -267,12 +267,13 @@ def _pass(captured: "Captured", model: "nn.Module", batch: "Sample", part: int, 
     """Forward and backward of microbatch `part` of `parts`, and what it does to buffers; its part of the loss."""
     import torch
 
-    from autoddl.capture.float64 import seeded
+    from autoddl.capture.float64 import seeded, wide_default
     from autoddl.capture.materialize import arguments
 
-    found = seeded(captured.program, part)(*arguments(model, batch, captured))
-    loss = found[0] / parts
-    loss.backward()
+    with wide_default():
+        found = seeded(captured.program, part)(*arguments(model, batch, captured))
+        loss = found[0] / parts
+        loss.backward()
     with torch.no_grad():
         updates = captured.graph.updates  # behind the loss and the other outputs
         for (old, _), new in zip(updates, found[len(found) - len(updates):], strict=True):

@@ -69,7 +69,15 @@ def outside(layer: Layer, h: Tensor) -> Tensor:
     return h[torch.from_numpy(np.unique(layer.edges.numpy()))]
 
 
-@pytest.mark.parametrize("reads", [without_loops, degrees, named, outside])
+def padded(layer: Layer, h: Tensor) -> Tensor:
+    """Widths that tensors hold, as convolutions of codecs of sound pad by them."""
+    width = layer.edges[0, 2]
+    h = nn.functional.pad(h, (width - 1, width), mode="reflect")
+    more = nn.functional.pad(h[:, :4], pad=(0, width // 2)) + torch.arange(width + 3)
+    return torch.cat([more, h.narrow(1, 0, width).reshape(NODES, width)], 1)
+
+
+@pytest.mark.parametrize("reads", [without_loops, degrees, named, outside, padded])
 def test_values_of_a_fixed_graph_are_computed_once(reads: Callable[[Layer, Tensor], Tensor]) -> None:
     torch.manual_seed(0)
     layer, x = Layer(reads), torch.randn(NODES, 4)
@@ -124,6 +132,7 @@ def drawn(layer: Layer, h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("reads", "says"), [
     (once, "decides by the values of its buffer ready, and writes it"),
+    (lambda layer, h: nn.functional.pad(h, (0, (h[0, 0] > 0).long())), r"test_constant_values.py:\d+"),
     (chunks, r"aten.index.Tensor at .*test_constant_values.py:\d+ makes a shape.*hold in a buffer"),
     (often, r"aten.repeat_interleave.* makes a shape.*hold in a buffer"),
     (drawn, r"test_constant_values.py:\d+")])

@@ -107,3 +107,22 @@ def test_many_mixed_plans_do(name: str) -> None:
     for seed in range(first, first + int(os.environ.get("AUTODDL_CASES", "5"))):
         recipe = "bf16-mixed" if seed % 2 else "bf16-mixed,reduce=bfloat16"
         _check(name, recipe, seed, 1 if name == "regression" else (1, 2, 4)[seed % 5 % 3])
+
+
+class Pixels(nn.Module):
+    """Divides whole numbers, of which a default dtype follows, before a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.layer((x * 255).byte() / 255).square().mean()
+        return loss
+
+
+def test_what_is_made_of_whole_numbers_is_as_wide_as_the_program() -> None:
+    model, batch = Pixels(), as_sample(torch.rand(2, 4))
+    captured, loss = capture(model, batch), model(*batch.args).item()
+    found = _pass(widened(captured), model.double(), cast(batch), 0, 1)
+    assert found == pytest.approx(loss, rel=1e-5) and torch.get_default_dtype() is torch.float32

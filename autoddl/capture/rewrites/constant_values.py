@@ -27,6 +27,9 @@ ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nump
         "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount",
         "equal", "allclose"}
 """Functions whose results, or their shapes, follow from values. Indexing by a mask and where(mask) are two more."""
+SIZED = {"pad", "view", "reshape", "expand", "repeat", "zeros", "ones", "full", "empty", "new_zeros", "new_ones",
+         "new_full", "new_empty", "arange", "narrow", "split", "roll"}
+"""Functions that take numbers which may be tensors, as a width of padding that a buffer holds."""
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -40,9 +43,11 @@ class KnownValues:
 
     def instead(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns what a function of ASKS returns where values that decide its shape are known; else NotImplemented."""
+        name = getattr(func, "__name__", "")
+        if name in SIZED and get_proxy_mode() is not None:
+            return self._sized(func, args, kwargs)
         if not _asks(func, args) or get_proxy_mode() is None:
             return NotImplemented
-        name = getattr(func, "__name__", "")
         if name in ("__getitem__", "__setitem__") and _bounds(args[1]):
             return self._cut(func, args)
         found = self._result(func, args, kwargs)
@@ -85,6 +90,16 @@ class KnownValues:
         index = [slice(*(numbers.get(id(part), part) for part in (one.start, one.stop, one.step)))
                  if isinstance(one, slice) else one for one in _parts(args[1])]
         return func(args[0], tuple(index), *args[2:])
+
+    def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a function of SIZED with the numbers that whole tensors of one element hold."""
+        first = args[:1] if args and isinstance(args[0], Tensor) else ()
+        leaves, spec = pytree.tree_flatten((args[len(first):], kwargs))
+        numbers = {i: self._result(Tensor.item, (leaf,), {}) for i, leaf in enumerate(leaves) if _is_number(leaf)}
+        if not numbers or any(number is NotImplemented for number in numbers.values()):
+            return NotImplemented
+        given, named = pytree.tree_unflatten([numbers.get(i, leaf) for i, leaf in enumerate(leaves)], spec)
+        return func(*first, *given, **named)
 
     def _result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a function on the values of its tensors; NotImplemented where one is not known."""
@@ -147,6 +162,10 @@ def _asks(func: Any, args: tuple[Any, ...]) -> bool:
     if name == "__getitem__":
         return any(_is_mask(one) for one in _parts(args[1]))
     return name in ASKS
+
+
+def _is_number(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and not leaf.dim() and not leaf.is_floating_point() and not leaf.is_complex()
 
 
 def _parts(index: Any) -> tuple[Any, ...]:
