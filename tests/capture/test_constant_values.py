@@ -2,6 +2,7 @@
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,7 +72,7 @@ def outside(layer: Layer, h: Tensor) -> Tensor:
 
 def padded(layer: Layer, h: Tensor) -> Tensor:
     """Widths that tensors hold, as convolutions of codecs of sound pad by them."""
-    width = layer.edges[0, 2]
+    width: Any = layer.edges[0, 2]
     h = nn.functional.pad(h, (width - 1, width), mode="reflect")
     more = nn.functional.pad(h[:, :4], pad=(0, width // 2)) + torch.arange(width + 3)
     return torch.cat([more, h.narrow(1, 0, width).reshape(NODES, width)], 1)
