@@ -52,6 +52,8 @@ SPLITS = (1, 2, 4, 8)
 """Parts of the contraction that different units may add up (split-K)."""
 PROLOGUE = 128.0
 """Elements of k that it costs to fill and drain the pipeline of a tile; assumed to be 4 stages of 32."""
+PLAIN_PROLOGUE = 16.0
+"""The same without tensor cores: 2 stages of 8 (CUTLASS, default_gemm_configuration.h, OpClassSimt)."""
 ALIGNED = 16
 """Contiguous dims of a product are multiples of so many bytes (NVIDIA, same guide, section 2.1)."""
 MISALIGNED = 0.5
@@ -147,14 +149,19 @@ def _matmul(device: Device, kernel: Kernel) -> float:
     width = ITEMSIZE_OF_PEAK[device.runs_as(kernel.dtype)]
     whole = width > 2 or all(size * width % ALIGNED == 0 for size in (n, k))
     rate = device.peak(kernel.dtype) * _efficiency(device, kernel) * (1.0 if whole else MISALIGNED) / device.units
-    best = float("inf")
+    best, prologue = float("inf"), PLAIN_PROLOGUE if _is_plain(device, kernel) else PROLOGUE
     for rows, columns, share in TILES:
         area = rows * columns
         tiles = batch * min(ceil(m / rows) * ceil(n / columns), ceil(m / columns) * ceil(n / rows))
         for split in SPLITS:
             waves = ceil(tiles * split / device.units)
-            best = min(best, waves * 2 * area * (k / split + PROLOGUE) / (rate * share))
+            best = min(best, waves * 2 * area * (k / split + prologue) / (rate * share))
     return best
+
+
+def _is_plain(device: Device, kernel: Kernel) -> bool:
+    """Whether no tensor core multiplies: float32 where a device lists TF32, which its tensor cores take instead."""
+    return device.runs_as(kernel.dtype) == "float32" and "tf32" in dict(device.peaks)
 
 
 def _attention(device: Device, kernel: Kernel) -> float:

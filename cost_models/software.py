@@ -19,13 +19,16 @@ from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Cluster, Device
 
-__all__ = ["HOST", "SLOWDOWN", "SLOWER", "SOFTWARE", "SOFTWARE_FILE", "UPDATE", "Software", "attention_slowdown",
-           "best_attention", "run_by", "software_named", "software_rows"]
+__all__ = ["HALF", "HOST", "SLOWDOWN", "SLOWER", "SOFTWARE", "SOFTWARE_FILE", "UPDATE", "Software",
+           "attention_slowdown", "best_attention", "run_by", "software_named", "software_rows"]
 
 SOFTWARE_FILE = Path(__file__).parent / "software.yaml"
 
 HOST = 100e-6
 """Seconds of the host per operator of the graph and pass, where a program launches kernels one by one."""
+
+HALF = 2
+"""Bytes of a value in half precision."""
 
 UPDATE = 40
 """Bytes that clipping and AdamW move per parameter."""
@@ -71,10 +74,18 @@ class Software:
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     biases_apart: bool = False
     """Whether biases behind experts and clamps of their gates are kernels of their own (`operators.expert_rows`)."""
+    rotates_apart: bool = False
+    """Whether queries and keys are turned by rows of operators, and by no kernel of their own."""
     unpacked: float = 0.0
     """Bytes per parameter that ZeRO-3 moves on a device per gather of a layer, besides what links carry."""
     packed: float = 0.0
     """Bytes per parameter that ZeRO-3 moves on a device per reduction of a layer, besides what links carry."""
+
+
+    @property
+    def trains_in_half(self) -> bool:
+        """Whether all but the optimizer is in half precision, as gradients on the wire are."""
+        return self.gradient == HALF
 
 
 def _read(section: str) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,9 @@
              of FlexAttention the share of the blocks that its mask leaves, on the busiest rank
     split    a kernel for each block, what adds it to the others, and the copies of halves that are cut and joined
 
+    written  attention whose mask gets a gradient runs as two products around a softmax, in float32 at least
+             (`written_attention`)
+
 Blocks of FlexAttention in a ring are taken to have equal shares of that work, of which a mask may give some turns more.
 """
 
@@ -15,7 +18,7 @@ from autoddl.operators.flexible import FLEXIBLE, seen_share
 from autoddl.operators.kernel_work import KernelWork
 from autoddl.operators.ring import Block, RingSizes, ring_blocks, ring_sizes
 
-__all__ = ["attention_backward", "attention_work", "ring_work"]
+__all__ = ["attention_backward", "attention_work", "ring_work", "written_attention"]
 
 Shapes = tuple[tuple[int, ...], ...]
 Kernels = tuple[KernelWork, ...]
@@ -75,3 +78,41 @@ def _kernel(inputs: Shapes, block: Block, moved: float, share: float) -> KernelW
 def attention_backward(forward: KernelWork, moved: float) -> KernelWork:
     """The kernel that computes the gradients of a block."""
     return KernelWork(2.5 * forward.flops, moved, "attention backward", forward.shape, name=f"{forward.name} backward")
+
+
+def written_attention(op: Op, graph: Graph, inputs: Shapes) -> tuple[Kernels, Kernels]:
+    """Returns the kernels of attention that is written out, forward and backward, on pieces of shapes `inputs`.
+
+    PyTorch computes half precision in float32 there (ATen, transformers/attention.cpp,
+    _scaled_dot_product_attention_math). It casts queries, keys and values, scales two of them, adds the mask to the
+    scores, and casts the probabilities and the output. Backward does each of it again the other way round."""
+    size, (batch, queries, keys, wide) = graph.tensors[op.inputs[0]].itemsize, _sizes(inputs)
+    full, out = max(4, size), prod(inputs[0][:-1]) * inputs[2][-1]
+    q, k, v = (float(prod(shape)) for shape in inputs[:3])
+    scores, mask = float(batch * queries * keys), float(prod(inputs[op.slot("attn_mask") or 3]))
+    dtype = "float32" if size < full else ""
+
+    def cast(values: float) -> list[KernelWork]:
+        return [KernelWork(0.0, values * (size + full), name="copy")] * (size != full)
+
+    def product(m: int, n: int, inner: int) -> KernelWork:
+        moved = float(batch * (m * inner + inner * n + m * n) * full)
+        return KernelWork(2.0 * batch * m * n * inner, moved, "matmul", (batch, m, n, inner), name="matmul batched",
+                          dtype=dtype)
+
+    scaled = KernelWork(0.0, 2 * full * (q + k), name="multiply")
+    weighed = product(queries, inputs[2][-1], keys)
+    forward = [*cast(q + k + v), scaled, product(queries, keys, wide),
+               KernelWork(0.0, 2 * full * scores + size * mask, name="add"),
+               KernelWork(0.0, 2 * full * scores, name="normalise"), *cast(scores), weighed, *cast(out)]
+    back = [*cast(out), product(keys, inputs[2][-1], queries), product(queries, keys, inputs[2][-1]),
+            KernelWork(0.0, 3 * full * scores, name="normalise backward"),
+            KernelWork(0.0, full * (scores + mask), name="reduce"), *cast(mask),
+            product(queries, wide, keys), product(keys, wide, queries), scaled, *cast(q + k + v)]
+    return tuple(forward), tuple(back)
+
+
+def _sizes(inputs: Shapes) -> tuple[int, int, int, int]:
+    """(batch times heads, queries, keys, width of a head) of attention."""
+    *batch, queries, wide = inputs[0]
+    return prod(batch), queries, inputs[1][-2], wide

@@ -21,6 +21,8 @@ class KernelWork:
     """Whether it computes the gradient of a parameter-like factor, for which no earlier op waits."""
     name: str = ""
     """The measured curve that it follows (`kernel_kinds`)."""
+    dtype: str = ""
+    """The dtype in which it computes, where that is not the op's."""
     times: int = 1
     """How often it runs, one run after another; flops and bytes are of one."""
 

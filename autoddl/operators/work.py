@@ -6,7 +6,7 @@
             attention       4 * batch * heads * queries * keys * head size              (`attention_work`)
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
-            experts         those of both products, on the rows of `expert_sizes`
+            experts         those of both products, on the rows of `expert_sizes` (`expert_work`)
             recurrent       those of its products, most of which run in every step (`recurrent_work`)
             bilinear        2 * rows * elements of the matrices
             own             what a rule of the user's own says, backward twice as many (`own_facts`)
@@ -26,8 +26,8 @@ from functools import lru_cache
 from math import prod
 
 from autoddl.core.graph import Graph, Kind, Op
-from autoddl.operators.attention_work import attention_backward, attention_work, ring_work
-from autoddl.operators.expert_sizes import expert_sizes
+from autoddl.operators.attention_work import attention_backward, attention_work, ring_work, written_attention
+from autoddl.operators.expert_work import experts_work
 from autoddl.operators.families import FACTORS, family_of, flagged, reading
 from autoddl.operators.kernel_kinds import kind_of
 from autoddl.operators.kernel_work import KernelWork
@@ -246,11 +246,13 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
     flows = bool(needs) and any(t in differentiable for t in op.outputs)
     beside = kept_mask_bytes(op, outputs, differentiable)
     if name == "autoddl.experts":
-        return _experts(op, graph, inputs, needs if flows else [], inner)
+        return experts_work(op, graph, inputs, needs if flows else [], inner)
     if is_recurrent(name):
         return recurrent_work(op, graph, inputs, flows)
     if inner and name in _ATTENTION:
         return ring_work(op, graph, inputs, flows)
+    if name in _ATTENTION and flows and op.slot("attn_mask") in needs:
+        return written_attention(op, graph, inputs)
     if inner and (windows := windows_of(op, tuple(graph.tensors[t].shape for t in op.inputs))):
         forward_, backward_ = work(op, graph, inputs, outputs, differentiable)
         size = graph.tensors[op.inputs[0]].itemsize
@@ -295,32 +297,6 @@ def _forward(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, read: Sequen
     if flops := _bilinear(op, name, inputs) or own_flops(op, graph, (*inputs, *outputs)):
         return _as_product(_real_products(op, graph) * flops, moved, outputs[0])
     return KernelWork(0.0, moved + beside, name=kind_of(name))
-
-
-def _experts(op: Op, graph: Graph, inputs: Shapes, needs: Sequence[int], sent: bool
-             ) -> tuple[tuple[KernelWork, ...], tuple[KernelWork, ...]]:
-    """The kernels of a mixture of experts: rows are gathered, multiplied, gated, multiplied and added up.
-
-    In backward q and z, the gate, and a product for each gradient."""
-    s, size = expert_sizes(op, inputs, sent), graph.tensors[op.inputs[3]].itemsize
-    m, name = max(1, round(s.rows / s.experts)), "matmul batched"
-
-    def product(k: int, n: int, side: str = "") -> KernelWork:
-        moved = (s.rows * (k + n) + s.experts * k * n) * size
-        shape = (s.experts, k, n, m) if side == " weight" else (s.experts, m, n, k)
-        return KernelWork(2.0 * s.rows * k * n, moved, "matmul", shape, side == " weight", name + side)
-
-    def rows(width: float, kind: str) -> KernelWork:
-        return KernelWork(0.0, 2.0 * s.rows * width * size, name=kind)
-
-    gate = (s.upper + s.inner) / 2
-    forward = (rows(s.wide, "gather"), product(s.wide, s.upper), rows(gate, "exponential"), product(s.inner, s.out),
-               rows(s.out, "gather"))
-    if not needs:
-        return forward, ()
-    back = [rows(s.out, "gather"), product(s.out, s.inner, " input"), rows(2 * gate, "exponential backward")]
-    back += [product(s.inner, s.out, " weight")] * (4 in needs) + [product(s.wide, s.upper, " weight")] * (3 in needs)
-    return forward, (*back, product(s.upper, s.wide, " input"), rows(s.wide, "gather"))
 
 
 def _bilinear(op: Op, name: str, inputs: Shapes) -> float:

@@ -133,8 +133,8 @@ def _seconds(device: Device, work_: KernelWork, dtype: str, chained: Chained) ->
 
 
 def kernel_of(work_: KernelWork, dtype: str) -> Kernel:
-    """The work of one run of a kernel in the form that the cost model prices."""
-    return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, dtype, work_.name)
+    """The work of one run of a kernel in the form that the cost model prices; `dtype` is that of its op."""
+    return Kernel(work_.kind, work_.shape, work_.flops, work_.nbytes, work_.dtype or dtype, work_.name)
 
 
 def inner_seconds(pricing: Pricing, op: Op, choice: Choice, counts: Counts = _EACH) -> dict[str, float]:

@@ -1,11 +1,13 @@
 """Predicts the seconds of a step as a training program runs it: the time line of a plan, and what a program adds.
 
     step       max(time line, host) + update
-    host       seconds of the host per operator and pass, for programs that launch kernels one by one
+    host       seconds of the host per operator and pass, for programs that launch kernels one by one; a narrow product
+               casts what it reads, and the gradient of what it writes, by an operator of its own
     added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
                padding out around attention reads and writes queries, keys and values, and fills the output with
                zeros before it is copied back; backward does it the other way round; rows are put in the order of
-               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`)
+               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), or turn
+               queries and keys by rows of operators
     hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -24,6 +26,7 @@ from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, copy_seconds, elementwise_seconds
 from autoddl.cost_models.software import SLOWDOWN, Software
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
+from autoddl.operators.narrow_products import narrow_products
 from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.ring import is_attention
 from autoddl.schedule.buckets import parameter_edges
@@ -34,6 +37,9 @@ __all__ = ["RunParts", "ordered_bytes", "run_parts", "run_seconds", "stage_run_s
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
+ROTATED = (20, 24)
+"""Bytes a value, forward and backward, of turning queries and keys by rows of operators, beside those of one product
+(Megatron-Core, rope_utils.py: halves negated and joined, two products, a sum, and a part that is not turned joined)."""
 PIECES = ("all-gather", "reduce-scatter", "all-to-all")
 """Collectives that can be sent in pieces beside the product that makes or reads them."""
 
@@ -61,7 +67,7 @@ def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) ->
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
     return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),
-                    2 * parts * _operators(graph) * software.host, plan.predicted.update)
+                    parts * sum(_operators(graph, cluster)) * software.host, plan.predicted.update)
 
 
 def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:
@@ -74,10 +80,11 @@ def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Softwar
         exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
         alone = alone._replace(gather=0.0, reduce=exposed)
     left = 1 - _hidden(line, software) / FEW / each if each else 1.0
-    (forth, back), host = _added(plan, graph, part, software), _operators(graph) * software.host
+    forth, back = _added(plan, graph, part, software)
+    hosts = [count * software.host for count in _operators(graph, part)]
     forward, weight = alone.forward * left + forth, alone.weight * left + back * splits
     backward = alone.backward * left + back * (not splits)
-    return alone._replace(forward=max(forward, host), backward=max(backward, host - weight), weight=weight)
+    return alone._replace(forward=max(forward, hosts[0]), backward=max(backward, hosts[1] - weight), weight=weight)
 
 
 def _line_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> float:
@@ -102,9 +109,14 @@ def _hidden(line: PredictedStep, software: Software) -> float:
     return (2 - SLOWDOWN) * min(sent, line.compute_seconds)
 
 
-def _operators(graph: Graph) -> int:
-    """Operators that the host starts in one pass."""
-    return sum(op.target != HUB for op in graph.ops)
+def _operators(graph: Graph, cluster: Cluster) -> tuple[int, int]:
+    """Operators that the host starts in forward, and in backward."""
+    device, count = cluster.device, sum(op.target != HUB for op in graph.ops)
+    if not device.narrow:
+        return count, count
+    narrow = narrow_products(graph).values()
+    by_norms = sum(one.normed for one in narrow) if device.by_hand and device.scaling != "current" else 0
+    return count + len(narrow) - by_norms, count + len(narrow)
 
 
 def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
@@ -115,10 +127,12 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     copied = (software.unpacked + software.packed) * gathered
     forth, back = _unpadded(plan, graph) if software.unpads else (0.0, 0.0)
     rowed = _biased(plan, graph) if software.biases_apart else (0.0, 0.0)
+    turned = [each * _turned(plan, graph) for each in ROTATED] if software.rotates_apart else (0.0, 0.0)
+    forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
     ordered = ordered_bytes(plan, graph)
     ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
-    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth + rowed[0]) + ordering,
-            _seconds(cluster, copied) + _seconds(cluster, back + rowed[1]) + ordering)
+    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + ordering,
+            _seconds(cluster, copied) + _seconds(cluster, back) + ordering)
 
 
 def ordered_bytes(plan: Plan, graph: Graph) -> float:
@@ -154,6 +168,13 @@ def _biased(plan: Plan, graph: Graph) -> tuple[float, float]:
             forth += each[0] * values
             back += (each[1] + each[0] * (op.name in gates & again)) * values
     return forth, back
+
+
+def _turned(plan: Plan, graph: Graph) -> float:
+    """Values of queries and keys on a rank, in attention of all layers."""
+    made = [(op.inputs[k], plan.index().decisions[op.name].inputs[k])
+            for op in graph.ops if is_attention(op) for k in range(2)]
+    return sum(_piece(plan, graph, t, layout) / graph.tensors[t].itemsize for t, layout in made)
 
 
 def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:

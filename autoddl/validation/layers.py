@@ -56,8 +56,12 @@ class Shape:
     """Whether both products of an expert have biases."""
     clamped: bool = False
     """Whether experts clamp the gate and what it multiplies."""
+    qk_norm: bool = False
+    """Whether every head of queries and keys is normalised before it is turned."""
     activation: str = "gelu"
     """`gelu`, or `relu` for a squared relu, where nothing is gated."""
+    rows: str = ""
+    """Dtype of the rows of experts and of their probabilities; empty for that of the stream."""
     head_dim: int = 0
     """Width of a head; 0 for width / heads."""
     low_norms: bool = False
@@ -83,12 +87,17 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_width, bias=shape.bias)
         self.o = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.turn = nn.Buffer(torch.empty(shape.length, shape.head_width)) if shape.gated else None
+        norm = NormInRows if shape.written_out else nn.RMSNorm
+        self.norms = nn.ModuleList(norm(shape.head_width) for _ in range(2 * shape.qk_norm))
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
         shape, each = self.shape, self.shape.heads // self.shape.kv_heads
         parts = self.qkv(x).view(batch, length, shape.kv_heads, each + 2, shape.head_width).split((each, 1, 1), 3)
-        q, k, v = (part.reshape(batch, length, -1, shape.head_width).transpose(1, 2) for part in parts)
+        q, k, v = (part.reshape(batch, length, -1, shape.head_width) for part in parts)
+        if shape.qk_norm:
+            q, k = (norm(part) for norm, part in zip(self.norms, (q, k), strict=True))
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.turn is not None:
             q, k = (_turned(part, self.turn, shape.written_out) for part in (q, k))
         if shape.fused:
@@ -125,6 +134,7 @@ class Experts(nn.Module):
     """(batch, length, width) -> (experts, tokens of each, width) -> products -> back; a router besides.
 
     Tokens of an expert are in the order of the batch, so that ranks which share no experts keep the rows they have.
+    In mixed precision programs send rows in the dtype of products, and weight them in it (transformers, AutoModel).
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -140,19 +150,21 @@ class Experts(nn.Module):
         batch, length, width = x.shape
         count, top = self.shape.experts, self.shape.top_k
         weight = torch.softmax(self.router(x), -1)
+        if self.shape.rows:
+            weight, x = (one.to(getattr(torch, self.shape.rows)) for one in (weight, x))
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
         sent = copies.permute(2, 0, 1, 3).clone().reshape(count, -1, width)
-        gate, up = self._biased(sent @ self.up, 0).view(count, sent.shape[1], -1, 2).unbind(3)
+        gate, up = self._biased(sent @ self.up.to(sent.dtype), 0).view(count, sent.shape[1], -1, 2).unbind(3)
         if self.shape.clamped:
             gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
-        done = self._biased((F.silu(gate) * up) @ self.down, 1).view(count, batch, -1, width)
+        done = self._biased((F.silu(gate) * up) @ self.down.to(sent.dtype), 1).view(count, batch, -1, width)
         back = done.permute(1, 2, 0, 3).clone().reshape(batch, length, top, width)
-        mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2)
+        mixed: Tensor = (back * weight[..., :top].unsqueeze(-1)).sum(2, dtype=x.dtype)
         return mixed
 
     def _biased(self, y: Tensor, k: int) -> Tensor:
         """What product k wrote, with its bias where it has one."""
-        return y + self.biases[k] if self.shape.expert_bias else y
+        return y + self.biases[k].to(y.dtype) if self.shape.expert_bias else y
 
 
 class LowNorm(nn.LayerNorm):

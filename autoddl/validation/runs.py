@@ -93,6 +93,10 @@ class Run:
     """Whether both products of an expert have biases."""
     clamped: bool = False
     """Whether experts clamp the gate and what it multiplies."""
+    qk_norm: bool = False
+    """Whether every head of queries and keys is normalised."""
+    yarn: bool = False
+    """Whether positions are scaled as YaRN does, whose factor is part of the rotation."""
     cluster: str = ""
     """Text of the cluster's file; empty where device, link and network say what it is."""
 

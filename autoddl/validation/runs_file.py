@@ -13,8 +13,8 @@ An empty field stands for
     microbatch              the fastest power of two that divides the batch and fits the device (`validate`)
     intra_link, inter_Gbps_per_node    those of the reference system of the device's generation (`systems.yaml`)
 
-and without a precision a run stays unpriced. `models.yaml` knows head_dim, window, and biases and clamps of
-experts of some models; a filled field overrides it.
+and without a precision a run stays unpriced. `models.yaml` knows head_dim, window, norms of heads, YaRN, and
+biases and clamps of experts of some models; a filled field overrides it.
 
 Words are read whatever their case. 1, 1.0, true and yes are yes; 0, 0.0, false, no and nothing are no. A row that
 contradicts itself is an error: the whole table is checked before anything is priced.
@@ -43,7 +43,7 @@ MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
            "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_bias", "clamped",
-           "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "qk_norm", "yarn", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""
@@ -64,6 +64,8 @@ class ModelFacts:
     window: int = 0
     expert_bias: bool = False
     clamped: bool = False
+    qk_norm: bool = False
+    yarn: bool = False
 
 
 MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in read_facts("models.yaml").items()}
@@ -163,7 +165,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         notes=row.get("notes", ""), head_dim=whole("head_dim", facts.head_dim),
         window=whole("window", 0) if row.get("window", "").strip() else facts.window,
         expert_bias=_flag(row, "expert_bias", name, facts.expert_bias),
-        clamped=_flag(row, "clamped", name, facts.clamped))
+        clamped=_flag(row, "clamped", name, facts.clamped), qk_norm=_flag(row, "qk_norm", name, facts.qk_norm),
+        yarn=_flag(row, "yarn", name, facts.yarn))
     check_run(run, name)
     run = replace(run, seconds=_seconds(row, run, name))
     _check_rate(run, name)

@@ -36,6 +36,9 @@ _PROFILES: Mapping[str, str] = {name: row["profile"] for name, row in read_facts
 PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[profile] for name, profile in _PROFILES.items()}
 """Beginning of a program's name -> what it does."""
 
+APART = frozenset(name for name, row in read_facts("software.yaml", "programs").items() if row.get("yarn_apart"))
+"""Beginnings of the programs that turn queries and keys by rows of operators where YaRN scales positions."""
+
 RECIPES = tuple(Recipe(**row) for row in read_facts("software.yaml", "recipes").values())
 
 BLOCK = 128
@@ -48,7 +51,7 @@ def software_of(run: Run) -> Software:
     found = PROGRAMS[listed] if listed else SOFTWARE[profile_of(run)]
     if "compile" in run.notes:
         found = replace(found, fuses=True, by_hand=True)
-    return replace(found, narrow=narrow_dtype(run) or found.narrow)
+    return replace(found, narrow=narrow_dtype(run) or found.narrow, rotates_apart=run.yarn and listed in APART)
 
 
 def profile_of(run: Run) -> str:

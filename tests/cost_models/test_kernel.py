@@ -7,7 +7,7 @@ import pytest
 from autoddl.core.errors import InputError
 from autoddl.cost_models import Device, Kernel, compute_seconds, kernel_seconds, least_seconds, load_device
 from autoddl.cost_models.curves import curves_to_text
-from autoddl.cost_models.kernel import PROLOGUE
+from autoddl.cost_models.kernel import PLAIN_PROLOGUE, PROLOGUE
 
 TOY = Device("toy", "gpu", memory=1e9, bandwidth=1e15, peaks=(("bfloat16", 1e12),), launch=1e-6, efficiency=0.5,
              units=10, kernels=(("attention", 0.25),))
@@ -39,6 +39,15 @@ def test_dims_that_are_no_multiple_of_16_bytes_reach_half() -> None:
     assert kernel_seconds(TOY, odd) == pytest.approx(2 * kernel_seconds(TOY, even), rel=0.01)
     assert kernel_seconds(replace(TOY, peaks=(("float32", 1e12),)), replace(odd, dtype="float32")) == pytest.approx(
         kernel_seconds(TOY, even), rel=0.01)
+
+
+def test_products_without_tensor_cores_start_and_end_sooner() -> None:
+    """Float32 where tensor cores take TF32; where they take float32 itself, a tile starts as it does elsewhere."""
+    one = replace(matmul(2560, 128, 64), dtype="float32", nbytes=1.0)
+    alike, apart = (replace(TOY, peaks=peaks) for peaks in ((("float32", 1e12),), (("float32", 1e12), ("tf32", 8e12))))
+    assert kernel_seconds(alike, one) == pytest.approx(tile_seconds(64) + 1e-6)
+    assert kernel_seconds(apart, one) == pytest.approx(
+        tile_seconds(64) * (64 + PLAIN_PROLOGUE) / (64 + PROLOGUE) + 1e-6)
 
 
 def test_causal_attention_computes_the_diagonal_whole() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from held import moved
 from op_cases import EXPERTS, OF_GPT_OSS, f, positive, routed
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Op
 from autoddl.core.layout import Mesh
 from autoddl.operators.expert_sizes import expert_sizes, with_expert_load
-from autoddl.operators.gate_expressions import calls, kept
+from autoddl.operators.gate_expressions import calls, gate_passes, kept
 from autoddl.operators.kernels.custom_ops import experts
 from autoddl.operators.kernels.gates import apply_gate
 from autoddl.operators.rules.table import options
@@ -68,6 +69,31 @@ def test_a_text_that_is_no_gate_is_refused(text: str, says: str) -> None:
 def test_equal_calls_run_once_and_backward_keeps_what_it_reads() -> None:
     assert calls("mul(silu(a), b)") == ("silu(a)", "mul(silu(a), b)") and kept("mul(silu(a), b)") == {"silu(a)"}
     assert len(calls(OF_GPT_OSS)) == 7 and len(kept(OF_GPT_OSS)) == 4
+
+
+SMALL = ("aten.mm", "aten.sort", "aten.new_zeros", "aten.sub", "aten.floor_divide")
+"""Products, and what is whole numbers; zeros that only a CPU's products need."""
+
+
+@pytest.mark.parametrize(("dtypes", "how"), [
+    ("float32 bfloat16 float32", {}), ("bfloat16 bfloat16 bfloat16", {}), ("float32 float32 float32", {}),
+    ("bfloat16 bfloat16 bfloat16", {"gate": OF_GPT_OSS, "paired": True})], ids=str)
+def test_kernels_beside_the_products_move_what_is_counted(dtypes: str, how: dict[str, Any]) -> None:
+    x, share, weight = (getattr(torch, name) for name in (dtypes.split()[0], dtypes.split()[2], dtypes.split()[1]))
+    values = [f(64, 256).to(x), routed(64, 4), positive(64, 2).to(share), f(4, 1024, 256).to(weight),
+              f(4, 256, 512).to(weight), *((f(4, 1024).to(weight), f(4, 256).to(weight)) if how else ())]
+    one = case("autoddl.experts", *values, **how)
+    flows = frozenset(t for t in (*one.op.inputs, *one.op.outputs) if one.graph.tensors[t].is_floating)
+    counted = work(one.op, one.graph, tuple(t.shape for t in one.inputs), tuple(t.shape for t in one.outputs), flows)
+    inputs = [t.clone().requires_grad_(t.is_floating_point()) for t in values]
+    found = moved(lambda *given: experts(*given, **how), *inputs, without=SMALL)
+    beside = [sum(one.nbytes for one in side if one.kind == "memory" and not one.weight) for side in counted]
+    assert [total / values[0].numel() for total in beside] == pytest.approx(found, rel=0.1)
+
+
+def test_a_gate_reads_its_inputs_and_writes_one_value_a_call() -> None:
+    assert gate_passes("mul(silu(a), b)") == (2 + 3, 3 + 2 * 3)
+    assert gate_passes("add(a, b)") == (3, 0) and gate_passes("mul(a, a)") == (3, 6 + 3)
 
 
 def experts_of(graph: Graph) -> Op:

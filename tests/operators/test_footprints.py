@@ -78,6 +78,8 @@ def _products() -> list[Case]:
             case("aten.einsum.default", "bhts,bshd->bthd", [wide(2, 4, 32, 32), wide(2, 32, 4, 32)]),
             case("aten.scaled_dot_product_attention.default", head(), head(), head(), None, 0.0, True),
             case("aten.scaled_dot_product_attention.default", head(), head(), head(), wide(4, 64, 64)),
+            *(case("aten.scaled_dot_product_attention.default", *(wide(*shape).bfloat16() for shape in (
+                (2, 4, rows, 32), (2, 4, 64, 32), (2, 4, 64, 32), (4, rows, 64)))) for rows in (64, 256)),
             case("autoddl.experts", wide(256, 64), routed(256, 8), wide(256, 2), wide(8, 96, 64), wide(8, 64, 48)),
             case("autoddl.experts", wide(256, 64), routed(256, 8), wide(256, 2), wide(8, 384, 64), wide(8, 64, 192)),
             case("autoddl.experts", wide(256, 64), routed(256, 4), wide(256, 2), wide(4, 64, 96), wide(4, 48, 64),

@@ -1,6 +1,10 @@
-"""What a call of an operator holds: bytes of the storages that it made and that are there, forward and backward."""
+"""What a call of an operator holds and moves, forward and backward.
+
+It holds the storages that it made and that are there. It moves what its operators read and write.
+"""
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from autoddl.operators.trials.cases import Case, fill, listed
 
-__all__ = ["measured"]
+__all__ = ["Moved", "measured", "moved"]
 
 
 class Counted(TorchDispatchMode):
@@ -80,3 +84,27 @@ def measured(one: Case, needs: tuple[int, ...]) -> tuple[int, int, int]:
         mode.peak = kept = mode.now
         end.backward(torch.ones(()))
     return forward, kept, mode.peak
+
+
+class Moved(TorchDispatchMode):
+    """Counts the bytes that operators read and write, but those of some names; a view moves none."""
+
+    def __init__(self, without: tuple[str, ...] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nbytes, self.without = 0, ("aten._unsafe_view", *without)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not func.is_view and not str(func).startswith(self.without):
+            self.nbytes += sum(t.nbytes for t in tree_leaves((args, kwargs, out)) if isinstance(t, Tensor))
+        return out
+
+
+def moved(function: Callable[..., Tensor], *inputs: Tensor, without: tuple[str, ...] = ()) -> tuple[float, float]:
+    """Bytes that a function moves for a value of its first input, forward and backward."""
+    with Moved(without) as forth:
+        out = function(*inputs)
+    gradient = torch.ones_like(out)
+    with Moved(without) as back:
+        torch.autograd.grad(out, [x for x in inputs if x.requires_grad], gradient)
+    return forth.nbytes / inputs[0].numel(), back.nbytes / inputs[0].numel()

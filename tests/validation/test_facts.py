@@ -96,9 +96,10 @@ def test_a_column_of_the_row_overrides_what_is_known_by_name(tmp_path: Path) -> 
              "recompute": "recipe default", "gpu_type": "H100-SXM5-80GB", "intra_link": "NVLink4"}
     plain = run(tmp_path, **known)
     told = run(tmp_path, **known | {"head_dim": 96, "window": 0, "recompute": "modules", "expert_bias": 0,
-                                    "clamped": 0})
-    assert (plain.head_dim, plain.window, plain.expert_bias, plain.clamped) == (64, 128, True, True)
-    assert (told.head_dim, told.window, told.expert_bias, told.clamped) == (96, 0, False, False)
+                                    "clamped": 0, "yarn": 0, "qk_norm": 1})
+    assert (plain.head_dim, plain.window, plain.expert_bias, plain.clamped, plain.yarn) == (64, 128, True, True, True)
+    assert (told.head_dim, told.window, told.expert_bias, told.clamped, told.yarn) == (96, 0, False, False, False)
+    assert told.qk_norm and not plain.qk_norm
     assert visible_share(plain) < visible_share(told) == 1
     assert [recomputation_of(one) for one in (plain, told)] == ["", "modules"]
 

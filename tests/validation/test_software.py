@@ -1,19 +1,16 @@
 """What programs do on the device besides the operators of a model, priced: copies, padding, windows, recipes."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from held import moved
 from published import run
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
-from autoddl.schedule.run_step import ordered_bytes, run_parts
+from autoddl.schedule.run_step import ROTATED, ordered_bytes, run_parts
 from autoddl.validation import software
 from autoddl.validation.as_plan import flat_graphs, flat_plan, price_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -38,8 +35,8 @@ def test_fsdp_copies_what_it_gathers_and_reduces(tmp_path: Path, monkeypatch: py
     """As many bytes per parameter and microbatch as its source says, at the pace of elementwise kernels."""
     device = cluster_of(run(tmp_path, **SHARDED)).device
     values = 2 * 12 * WIDTH**2 + 2 * 50_368 * WIDTH + LENGTH * WIDTH
-    for name, moved in (("PyTorch FSDP", 18), ("torchtitan", 4 + 4 + 6)):
-        copied = 4 * elementwise_seconds(device, moved * values)
+    for name, each in (("PyTorch FSDP", 18), ("torchtitan", 4 + 4 + 6)):
+        copied = 4 * elementwise_seconds(device, each * values)
         assert without(name, {"packed": 0.0, "unpacked": 0.0}, tmp_path, monkeypatch) == pytest.approx(copied, rel=2e-3)
 
 
@@ -48,30 +45,6 @@ def test_padding_is_taken_out_around_attention(tmp_path: Path, monkeypatch: pyte
     one, device = 2 * LENGTH * WIDTH * 2, cluster_of(run(tmp_path, **SHARDED)).device
     copied = 4 * (elementwise_seconds(device, 2 * 9 * one) + elementwise_seconds(device, 2 * 11 * one))
     assert without("PyTorch FSDP", {"unpads": False}, tmp_path, monkeypatch) == pytest.approx(copied, rel=1e-3)
-
-
-class Moved(TorchDispatchMode):
-    """Counts the bytes that operators read and write; a view moves none."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.nbytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if not func.is_view:
-            self.nbytes += sum(t.nbytes for t in tree_leaves((args, kwargs, out)) if isinstance(t, torch.Tensor))
-        return out
-
-
-def moved(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[float, float]:
-    """Bytes a value that a function moves, forward and backward."""
-    with Moved() as forth:
-        out = function(*inputs)
-    gradient = torch.ones_like(out)
-    with Moved() as back:
-        out.backward(gradient)
-    return forth.nbytes / inputs[0].numel(), back.nbytes / inputs[0].numel()
 
 
 def test_biases_and_clamps_of_experts_move_what_the_kernels_of_their_lines_do() -> None:
@@ -87,8 +60,19 @@ def test_biases_and_clamps_of_experts_move_what_the_kernels_of_their_lines_do() 
         return torch.cat((gate.clamp(max=7.0), up.clamp(-7.0, 7.0)), -1)
 
     assert moved(biased, y, b, p) == pytest.approx(BIASED, rel=0.05)
-    y.grad = None
     assert moved(clamped, y) == pytest.approx(CLAMPED, rel=0.01)
+
+
+def test_turning_by_rows_of_operators_moves_what_its_lines_do() -> None:
+    q, cos, sin = (torch.ones(64, n, 64, dtype=torch.bfloat16) for n in (32, 1, 1))
+
+    def turned(q: torch.Tensor) -> torch.Tensor:
+        q, rest = q[..., :64], q[..., 64:]
+        one, two = q.chunk(2, -1)
+        return torch.cat((q * cos + torch.cat((-two, one), -1) * sin, rest), -1)
+
+    rows, once = (moved(function, q.requires_grad_()) for function in (turned, lambda q: q * cos))
+    assert [a - b for a, b in zip(rows, once, strict=True)] == pytest.approx(ROTATED, rel=0.02)
 
 
 MIXTURE = {"framework": "Megatron-Bridge", "model": "GPT-OSS-120B", "gpu_type": "H100-SXM5-80GB", "intra_link": "",
@@ -110,8 +94,11 @@ def test_rows_are_put_in_the_order_of_experts_and_get_their_biases(tmp_path: Pat
         return two - one
 
     each = sum(BIASED) * rows + sum(CLAMPED) * 2 * rows
-    assert added() - added(biases_apart=False) == pytest.approx(elementwise_seconds(device, each) - device.launch,
-                                                               rel=1e-6)
+    turned = sum(ROTATED) * LENGTH * (64 + 8) * 64
+    assert added() - added(rotates_apart=False) == pytest.approx(
+        elementwise_seconds(device, turned) - device.launch, rel=1e-6)
+    assert added(rotates_apart=False) - added(biases_apart=False, rotates_apart=False) == pytest.approx(
+        elementwise_seconds(device, each) - device.launch, rel=1e-6)
     graph, plan = chosen[1].graph, chosen[1].plan
     found = expert_products(graph)
     assert [(one.first, one.last, one.biased) for one in found.values()] == [(True, False, True), (False, True, True)
@@ -144,3 +131,43 @@ def test_a_recipe_tells_what_is_computed_again(tmp_path: Path) -> None:
     assert recomputation_of(one) == "modules" and assume_recomputation(one) == one
     assert [recomputation_of(run(tmp_path, **words | changed)) for changed in (
         {"model": "Qwen3-30B-A3B"}, {"gpu_type": "A100-SXM4-80GB"}, {"framework": "NeMo"})] == ["", "", ""]
+
+
+def test_heads_of_queries_and_keys_are_normalised_where_a_model_does_that(tmp_path: Path) -> None:
+    """Two norms a layer, of rows as wide as a head, which take their time where nothing is fused."""
+    words, seconds, norms = {"framework": "eager", "gated_ffn": 1, "recompute": "none"}, [], []
+    for value in (0, 1):
+        made = run(tmp_path, **words, qk_norm=value)
+        asked = RunPlan.of(made, 2)
+        seconds.append(price_as_plan(made, 2))
+        graph = flat_graphs(made, asked)[1]
+        norms.append([graph.tensors[op.inputs[0]].shape for op in graph.ops if op.target.startswith("aten.rms_norm")])
+    heads = [shape for shape in norms[1] if shape not in norms[0]]
+    assert [shape[2:] for shape in heads] == [(made.heads, asked.shape.head_width),
+                                              (made.kv_heads, asked.shape.head_width)] * 2
+    assert len(norms[1]) - len(norms[0]) == 4 and seconds[1] > seconds[0]
+
+
+def test_the_host_starts_a_cast_for_every_narrow_product(tmp_path: Path) -> None:
+    """Four products of a dense layer cast what they read, and the gradients of what they write."""
+    hosts = []
+    for precision in ("bf16", "fp8"):
+        made = run(tmp_path, framework="Megatron-Bridge", gpu_type="H100-SXM5-80GB", intra_link="", dp=8, tp=1,
+                   microbatch=1, global_batch=8, layers=2, precision=precision, recompute="none")
+        asked = RunPlan.of(made, 1)
+        few = [flat_plan(asked, graph) for graph in flat_graphs(made, asked)]
+        one, two = (run_parts(each.plan, each.graph, asked.cluster, asked.software).host for each in few)
+        hosts.append((two - one) / asked.software.host)
+    assert hosts[1] - hosts[0] == pytest.approx(2 * 4)
+
+
+def test_rows_of_experts_have_the_dtype_of_products_in_mixed_precision(tmp_path: Path) -> None:
+    """The stream stays in it too, and so do the rows that are sent."""
+    made = run(tmp_path, **MIXTURE | {"framework": "modern", "model": "any"})
+    asked = RunPlan.of(made, 1)
+    assert asked.precision == "bf16-mixed"
+    graph = flat_graphs(made, asked)[1]
+    rows = [graph.tensors[t] for one in expert_products(graph).values() for t in (one.rows, one.tokens)]
+    assert rows and {tensor.dtype for tensor in rows} == {"bfloat16"}
+    sums = [graph.tensors[op.outputs[0]] for op in graph.ops if op.target.startswith("aten.add.")]
+    assert sums and {tensor.dtype for tensor in sums} == {"bfloat16"}

@@ -10,6 +10,9 @@ from autoddl.operators.work import base
 
 __all__ = ["dropped_attention", "flash", "flexible", "plain_attention", "written_out"]
 
+FULL = 4
+"""Bytes of a value of float32, in which half precision is computed where it is written out."""
+
 
 def _halves(call: LocalOp) -> Footprint:
     """Footprint of causal attention whose queries are two chunks, over all keys (`operators.ring`).
@@ -146,14 +149,30 @@ def plain_attention(call: LocalOp) -> Footprint:
 
     It keeps the scaled queries and keys, the values and the probabilities. In forward the scores and the masked scores
     exist together. In backward the gradients of the probabilities and of the scores exist with that of the values, when
-    the output's gradient is already freed."""
+    the output's gradient is already freed. Half precision is computed in float32 (`attention_work`)."""
     q, k, v = call.inputs[:3]
+    if q.itemsize < FULL and base(call.op) != "autoddl.attention":
+        return _plain_in_float32(call)
     scores = float(prod(q.shape[:-1]) * k.shape[-2] * q.itemsize)
     others = float(sum(call.inputs[n].nbytes for n in call.needs if n != 2))
     scaled, values = float(q.nbytes + k.nbytes), v.nbytes * (not flat(v))
     masked = scores * (len(call.inputs) > 3)
     return Footprint((2,) * flat(v), extra=scaled + values + scores, before=scaled + scores + masked,
                      back=max(0.0, scores - others), late=scaled + 3 * scores - others)
+
+
+def _plain_in_float32(call: LocalOp) -> Footprint:
+    """Footprint of attention in half precision that is written out in float32.
+
+    It keeps copies of all that it multiplies. In forward there are the copies that were scaled, and the scores, or the
+    probabilities in half precision and the output in float32. Backward has the gradients of the output, the values and
+    the probabilities in float32. Later there is that of the scores, and no output's."""
+    q, k, v = (float(prod(x.shape) * FULL) for x in call.inputs[:3])
+    rows, made = prod(call.inputs[0].shape[:-1]), float(sum(call.inputs[n].nbytes for n in call.needs))
+    scores, out = float(rows * call.inputs[1].shape[-2] * FULL), float(rows * call.inputs[2].shape[-1] * FULL)
+    kept = q + k + v + scores
+    return Footprint((), extra=kept, before=kept + q + k + scores, during=q + k + scores / 2 + out,
+                     back=max(0.0, out / 2 + v + scores - made), late=q + k + v + 3 * scores - made)
 
 
 def dropped_attention(call: LocalOp) -> Footprint:
