@@ -38,6 +38,7 @@ from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.export_passes import (
     check_averages,
     inline_regions,
+    link_users,
     needs_decomposition,
     shifted_numbers,
     whole_dropout,
@@ -79,6 +80,7 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
         program, calls = _export(stand_in, args, kwargs, mixed, known)
     check_constants(model, program.constants)
     names = _names(program, stand_in, Sample(args, kwargs))
+    link_users(program.graph_module)
     check_averages(program.graph_module)
     whole_dropout(program.graph_module)
     shifted_numbers(program.graph_module)

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 from autoddl.capture.capture import capture
+from autoddl.capture.rewrites.export_passes import link_users
 from autoddl.core.errors import CaptureError
 
 
@@ -99,6 +100,19 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         loss: Tensor = self.layers(x)[0].square().mean()
         return loss
+
+
+def test_a_reader_that_an_exported_graph_forgets_is_found() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(torch.neg, (x,))
+    graph.call_function(torch.exp, (x,))
+    graph.output(y)
+    x.users.clear()
+    module = fx.GraphModule(nn.Module(), graph)
+    link_users(module)
+    module.graph.eliminate_dead_code()
+    assert [str(node) for node in module.graph.nodes] == ["x", "neg", "output"]
 
 
 def test_running_averages_of_instances_are_refused() -> None:

@@ -17,7 +17,7 @@ from autoddl.capture.rewrites.passes import DROPOUTS, OURS
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 
-__all__ = ["check_averages", "inline_regions", "needs_decomposition", "shifted_numbers", "whole_dropout"]
+__all__ = ["check_averages", "inline_regions", "link_users", "needs_decomposition", "shifted_numbers", "whole_dropout"]
 
 aten = torch.ops.aten
 SATURATED = -1.7580993408473766
@@ -102,6 +102,14 @@ def _masked(node: Node, x: Any, p: Any, feature: bool) -> Node:
     ones = insert(node, aten.new_ones.default, (x, shape), value.new_empty(shape))
     mask = insert(node, aten.dropout.default, (ones, p, True), ones.meta["val"])
     return insert(node, aten.mul.Tensor, (x, mask), value)
+
+
+def link_users(module: GraphModule) -> None:
+    """Adds to the users of every node those that read it: torch.export forgets some beside regions of no_grad."""
+    for part in module.modules():
+        for node in part.graph.nodes if isinstance(part, GraphModule) else ():
+            for read in node.all_input_nodes:
+                read.users.setdefault(node)
 
 
 def inline_regions(module: GraphModule) -> None:
