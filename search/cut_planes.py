@@ -21,12 +21,9 @@ from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
-from autoddl.search.path_tables import path_tables, priced_table
+from autoddl.search.path_tables import Blend, TraceStages, best_blend, counts_of, path_tables, priced_table
 
-__all__ = ["Blend", "CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
-
-Blend = tuple[tuple[PathBound, float], ...]
-"""Paths with their weights >= 0, of sum 1."""
+__all__ = ["CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
 
 SAME = 1e-9
 """Relative differences of sums in another order."""
@@ -42,6 +39,15 @@ MOST_MEANS = 60
 
 RISES = 1e-4
 """The part of a mixture by which a path of mean seconds must be above it."""
+
+COLUMNS = 40
+"""Options of a group among which a blend is sought, at first, and cuts whose paths it begins with."""
+
+MORE = 3
+"""Times that a blend is sought, with more options each time."""
+
+CLOSE = 1e-3
+"""The part by which a blend of some options may say less of all."""
 
 DEAREST = 4
 """Paths that are priced at each cut, but for blends, which all are."""
@@ -69,6 +75,8 @@ class CutPlanes:
         tolerance    relative gap that need not be closed
         ceiling      seconds that a bound need not exceed, whatever the best cut
         mean         finds a critical path of the mean of cuts
+        stages       finds a critical path of any seconds of stages; with it boxes are bounded by blends, without by
+                     mixtures
         paths        the paths and blends, also as they are priced
         trails       for each its tasks, the numbers and weights of its parts, or what it is with a price
         known        by its counts, the number of each
@@ -86,6 +94,7 @@ class CutPlanes:
     tolerance: float
     ceiling: float = np.inf
     mean: TraceMean | None = None
+    stages: TraceStages | None = None
     paths: list[PathBound] = field(default_factory=list)
     trails: list[Trail] = field(default_factory=list)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -142,22 +151,68 @@ class CutPlanes:
         self.fixed.append(fixed)
 
     def add_priced(self, cut: tuple[int, ...]) -> None:
-        """Adds the greatest paths at a cut, and all blends, with the prices of bytes that say most there."""
+        """Adds the greatest paths at a cut, and all blends, with the prices of bytes that say most there.
+
+        So does the greatest path that counts all that is known of stages together, for each group of these.
+        """
         if not self.problem.priced:
             return
-        order = np.argsort(-self.at([cut])[:, 0], kind="stable").tolist()
-        paths = [q for q in order if self.paths[q].path][:DEAREST]
-        blends = [q for q in order if not self.paths[q].path and not isinstance(self.trails[q], PricedPath)]
-        for q in (*blends, *paths):
+        values = self.at([cut])[:, 0]
+        order = [q for q in np.argsort(-values, kind="stable").tolist() if not isinstance(self.trails[q], PricedPath)]
+        paths = [q for q in order if self.paths[q].path]
+        chosen = [*(q for q in order if not self.paths[q].path), *paths[:DEAREST], *self._counting(paths)]
+        for q in dict.fromkeys(chosen):
             table, more, prices = priced_table(self.problem, self.paths[q], self.tables[q], cut)
             key = q, prices
             if prices and key not in self.known:
                 counts = PathBound((), self.paths[q].stages, self.paths[q].transfers)
                 self._append(key, counts, PricedPath(q, prices), table, self.fixed[q] + more)
 
+    def _counting(self, paths: Sequence[int]) -> list[int]:
+        """For each group of stages of which something is known together, the first path that counts all of that."""
+        found = dict[tuple[object, ...], int]()
+        for one in self.problem.priced:
+            key = one.stages, one.weights
+            if key not in found:
+                first = next((q for q in paths if counts_of(one, self.paths[q])), None)
+                if first is not None:
+                    found[key] = first
+        return [*found.values()]
+
     def add_blend(self, blend: Blend) -> None:
         """Adds the paths of a blend, and the blend."""
         self.add(blended(blend), tuple((self.add(path), weight) for path, weight in blend))
+
+    def blend(self, box: Box, least: Sequence[Array]) -> list[Mixture]:
+        """Adds the blend that says most of a box, and it as it is priced; returns each by itself, the best last.
+
+        `least` are, for each group and option, seconds that no cut of the box with that option is below. The linear
+        program has the options of the least. Where the blend is least with others, it has these too.
+        """
+        assert self.stages is not None
+        chosen, found, cut = [set(np.argsort(one, kind="stable")[:COLUMNS].tolist()) for one in least], list[
+            Mixture](), self.even(box)
+        for _ in range(MORE):
+            for rows, group, own in zip(chosen, box.groups, box.options, strict=True):
+                rows |= set(np.flatnonzero((own == [cut[s] for s in group]).all(axis=1)).tolist())
+            options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
+            most, made = best_blend(self.problem, box.groups, options, self._begun(), self.stages)
+            known = len(self.paths)
+            self.add_blend(made)
+            number = self.known[blended(made).stages, blended(made).transfers]
+            value, cut = least_cut(box, self.tables[number])
+            self.add_priced(cut)
+            found += [((q, 1.0),) for q in (number, *range(known, len(self.paths))) if not self.paths[q].path]
+            if value + self.fixed[number] >= most * (1 - CLOSE):
+                break
+        return found
+
+    def _begun(self) -> list[PathBound]:
+        """The paths with which a blend begins: the greatest at each of the least cuts that were traced."""
+        cuts = sorted(self.traced, key=self.traced.__getitem__)[:COLUMNS]
+        order = np.argsort(-self.at(cuts), axis=0, kind="stable") if cuts else np.arange(len(self.paths))[:, None]
+        plain = [q for q in dict.fromkeys(order[:TOP].T.ravel().tolist()) if self.paths[q].path]
+        return [self.paths[q] for q in plain]
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best."""
@@ -165,7 +220,7 @@ class CutPlanes:
             self.traced[cut], path = self.trace(cut)
             self.add(path)
             self.add_priced(cut)
-        if cut not in self.seen and (not self.seen or self.traced[cut] < self.seen[self.best]):
+        if cut not in self.seen and (not self.seen or self._likely(cut) < self.seen[self.best]):
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
 
     def _likely(self, cut: tuple[int, ...]) -> float:
@@ -194,10 +249,10 @@ class CutPlanes:
         """
         for _ in range(most):
             value, other = self._neighbour(cut)
-            if other in self.traced or value >= max(self.goal, self.traced[cut]):
+            if other in self.traced or value >= max(self.goal, self._likely(cut)):
                 return
             self.evaluate(other)
-            if self.traced[other] < self.traced[cut]:
+            if self._likely(other) < self._likely(cut):
                 cut = other
 
     def _neighbour(self, cut: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:

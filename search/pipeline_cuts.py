@@ -6,8 +6,9 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
     1  trace the even cut and the neighbours that no path rules out, step by step, and keep their critical paths
     2  drop every option with which some path is nowhere below the goal = best seconds * (1 - tolerance), first with
        each stage alone, then with stages of one rank together
-    3  in a box, mix the paths: weights that maximise the least mixture over some cuts (a linear program), the cut that
-       has the least of this mixture, again while that raises the bound; each mixture drops options
+    3  in a box, blend the paths, by a linear program over fractional cuts (`path_tables`); or mix them: weights that
+       maximise the least mixture over some cuts (another), the cut that has the least of this mixture, again while that
+       raises the bound; each drops options
     4  a box with few cuts is finished by the greatest path at each of its cuts
     5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
 
@@ -38,7 +39,8 @@ from autoddl.search.cut_boxes import (
     least_with_options,
     single_stages,
 )
-from autoddl.search.cut_planes import Blend, CutPlanes, Evaluate, Trace, TraceMean
+from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace, TraceMean
+from autoddl.search.path_tables import Blend, TraceStages
 
 __all__ = ["bound_of_paths", "joined", "least_over_cuts"]
 
@@ -61,7 +63,7 @@ FINEST = 1e-11
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
                     *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
                     blends: Sequence[Blend] = (), ceiling: float = math.inf, mean: TraceMean | None = None,
-                    late: Callable[[], bool] = lambda: False) -> CutSolution:
+                    late: Callable[[], bool] = lambda: False, stages: TraceStages | None = None) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
@@ -75,10 +77,11 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         ceiling      seconds of something better than these cuts: the search stops once its bound reaches them
         mean         critical paths of the mean of cuts, as `trace_mean` finds them; with them mixtures bound more
         late         whether the time is over: then no other box and no other mixture is looked into
+        stages       critical paths of any seconds of stages: with them boxes are bounded by blends, not by mixtures
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
-    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST), ceiling, mean)
+    search = CutPlanes(problem, trace, evaluate, max(tolerance, FINEST), ceiling, mean, stages)
     search.add_all([*paths, *(path for blend in blends for path, _ in blend)])
     for blend in blends:
         search.add_blend(blend)
@@ -238,7 +241,9 @@ class _Tree:
             if not node.box.empty:
                 least, used = search.rule_out(node.box)
                 node.learn(least, search.goal, used)
-        if not node.box.empty:
+        if not node.box.empty and search.stages is not None:
+            self._blend(node)
+        elif not node.box.empty:
             self._mix(node)
         if node.box.empty or node.bound >= search.goal:
             return True
@@ -247,6 +252,18 @@ class _Tree:
             self._finish(node.box)
             return True
         return False
+
+    def _blend(self, node: _Node) -> None:
+        """Drops options by blends of paths, which bound the box, and looks at the cut where the last is least."""
+        search = self.search
+        for mixture in search.blend(node.box, node.least):
+            table, fixed = search.mixed(mixture)
+            node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
+            if node.box.empty:
+                return
+        _, cut = least_cut(node.box, table)
+        search.evaluate(cut)
+        search.improve(cut, 10)
 
     def _mix(self, node: _Node) -> None:
         """Drops options by mixtures of paths, which bound the box."""

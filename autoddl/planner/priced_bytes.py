@@ -139,3 +139,22 @@ class PricedSearch:
         best = min(known, key=lambda i: known[i].value)
         return PricedFound(heap[0][0], self.candidates[best] if known[best].solution else None, known[best].solution,
                            known[best].row)
+
+    def least_at(self, price: float, row: Row) -> float:
+        """Seconds + price * bytes of `row` that no plan of any candidate is below; the row is taken as it is.
+
+        Raises what a candidate lacks where none can be.
+        """
+        found, problem = list[float](), None
+        for i in range(len(self.candidates)):
+            try:
+                search = self.jobs.ready(i)
+                posed, space = search.ready(row)
+                value = lower_bound(posed, price) if space is None else search.relaxed(posed, price, space).bound
+                found.append(value + price * search.budget)
+            except (Infeasible, InputError) as error:
+                problem = error
+        if not found:
+            assert problem is not None
+            raise problem
+        return min(found)

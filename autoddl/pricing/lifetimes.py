@@ -21,6 +21,11 @@ line may have more: buffers of buckets, and what no term counts.
 `Moment` names a moment: `forward OP`, `before OP`, `backward OP`, `update` or `around OP`. The last is never above the
 largest of the op's three moments. It counts the terms that live at all three, and the largest sum of the op's own terms
 at one of them. It is one sum again, and a plan need not say in which of the three the peak will be.
+
+`turn` lies between forward and backward. It counts parameters with the optimizer's state, and of every microbatch in
+flight what ops keep for backward. These are no more than the terms of the first moment of backward. What is sent to
+other stages, or comes from them, is left out with the buffers of messages, but for what the reader keeps. So where a
+stage is made of several, its sum is no less than theirs together.
 """
 
 from collections import Counter, defaultdict
@@ -31,13 +36,15 @@ from typing import Any
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 
-__all__ = ["IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "TAKEN_OFF", "TIED", "UPDATE", "Lifetimes", "Moment", "Owner",
-           "Pattern", "Term", "What"]
+__all__ = ["IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "TAKEN_OFF", "TIED", "TURN", "UPDATE", "Lifetimes", "Moment",
+           "Owner", "Pattern", "Term", "What"]
 
 Moment = str
-"""`before OP`, `forward OP`, `backward OP`, `around OP` or `update`."""
+"""`before OP`, `forward OP`, `backward OP`, `around OP`, `update` or `turn`."""
 
 UPDATE: Moment = "update"
+
+TURN: Moment = "turn"
 
 KINDS = ("around", "backward", "forward", "before")
 """Moments of an op, those first that say more."""
@@ -111,7 +118,7 @@ class Lifetimes:
 
     def has(self, row: Mapping[Moment, float]) -> bool:
         """Whether the graph has every moment of `row`."""
-        named = [moment.partition(" ") for moment in row if moment != UPDATE]
+        named = [moment.partition(" ") for moment in row if moment not in (UPDATE, TURN)]
         return all(kind in KINDS and name in self.index for kind, _, name in named)
 
     def alive(self, number: int, counts: Callable[[Term], bool] = bool) -> list[Term]:
@@ -125,7 +132,7 @@ class Lifetimes:
     def patterns(self, row: Mapping[Moment, float], counts: Callable[[Term], bool] = bool) -> dict[Owner, Pattern]:
         """The terms of every owner that count in the sum over moments of weight * bytes at the moment; see `alive`."""
         found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
-        others = [] if self.in_flight == 1 else self._kept_between(counts)
+        others = [] if self.in_flight == 1 and TURN not in row else self._kept_between(counts)
         for moment, weight in row.items():
             for owner, what in self._counted(moment, counts):
                 found[owner][what] += weight
@@ -150,6 +157,10 @@ class Lifetimes:
 
     def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
+        if moment == TURN:
+            yield from self._kept_between(counts)
+            yield from ((term.owner, term.what) for term in self.terms if term.start == 0 and term.what[0] == "own")
+            return
         sums = [Counter((term.owner, term.what) for term in self.alive(n, counts)) for n in self.numbers(moment)]
         if len(sums) == 1:
             yield from sums[0].elements()

@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
+from math import inf
 
 import numpy as np
 import pytest
+import torch
 import zoo
+from every_pipeline import Chain
 from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
@@ -125,6 +128,45 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
             assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
             raised += int((less[at] > floor[at] * 1.01).sum())
     assert raised > len(every)
+
+
+@parametrize_or_slow("name,layers,recompute,prices", [("gpt2", 1, "none", (5,))], [
+    ("gpt2", 2, "search", (0.3, 5)), ("llama", 3, "none", (0.3, 5)), ("llama", 2, "full", (0.3, 5)),
+    ("neox", 2, "none", (0.3, 5))])
+def test_a_stage_has_no_less_than_the_seconds_and_the_bytes_of_its_units_together(name: str, layers: int,
+                                                                                  recompute: str,
+                                                                                  prices: tuple[float, ...]) -> None:
+    """Under every price of a byte, and also between two numbers of microbatches in flight of which units were searched.
+    """
+    model, sample = zoo.named(name, layers=layers, B=8)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,))
+    task = task_of(model, TWO_BY_TWO, sample, options, name, None)
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ((0, 0),))
+    ends = [pair for pair in combinations(range(parts.units + 1), 2) if 1 < pair[1] - pair[0] < parts.units]
+    free = parts.planned(parts.alone(*ends[0])[0], Flight(4)).predicted
+    parts.task = replace(task, budget=free.peak_bytes)
+    weights, below = (4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 0.0, 0.0), list[float]()
+    for price in (times * free.seconds / free.peak_bytes for times in prices):
+        for s, flight in product((0, 1), (Flight(2), Flight(4))):
+            parts.learn_turns(s, flight, weights, price)
+        for (a, b), flight in product(ends, (Flight(3), Flight(4))[:len(prices)]):
+            plan, _ = parts.planned_for(parts.alone(a, b)[0], flight, price)
+            assert plan is not None
+            takes = plan.predicted.seconds + price * plan.predicted.peak_bytes
+            least = parts.priced(flight, weights, price)[a, b]
+            assert 0 < least <= takes * (1 + 1e-9), (a, b, flight, price)
+            below.append(least / takes)
+    assert np.mean(below) > 0.5, below
+
+
+def test_bytes_of_units_are_not_added_up_where_two_of_them_keep_one_tensor() -> None:
+    """The output of a tanh is kept by its own backward, and by that of the next layer."""
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(Chain((8, 8, 8, 8)), TWO_BY_TWO, torch.randn(16, 8), options, "chain", None)
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ((0, 0),))
+    assert parts.apart_bytes == inf > _parts(1e9).apart_bytes and parts.apart < inf
+    parts.learn_turns(0, Flight(2), WEIGHTS, 1e-9)
+    assert not parts.priced(Flight(2), WEIGHTS, 1e-9).any()
 
 
 @parametrize_or_slow("name,recompute,splits", [("gpt2", "none", False)], [

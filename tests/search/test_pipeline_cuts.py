@@ -14,9 +14,11 @@ from sampling import parametrize_or_slow
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut, trace_mean
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
+from autoddl.search.cut_planes import blended
+from autoddl.search.path_tables import best_blend, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
 
 CLOSE = 1e-9
@@ -52,10 +54,13 @@ def seconds_of(problem: CutProblem, cut: tuple[int, ...]) -> float:
     return makespan(problem.schedule, stages, problem.transfers)
 
 
-def solve(problem: CutProblem, tolerance: float = 1e-10, effort: int = 100, ceiling: float = inf) -> CutSolution:
+def solve(problem: CutProblem, tolerance: float = 1e-10, effort: int = 100, ceiling: float = inf, blends: bool = False
+          ) -> CutSolution:
+    """The least cut; boxes of cuts are bounded by mixtures of paths, or by `blends`."""
     schedule, once = problem.schedule, ("gather", "reduce", "update") if problem.seconds[:, :, 3:].any() else ()
     return least_over_cuts(problem, closed_paths(schedule, once), partial(trace_cut, problem), tolerance=tolerance,
-                           effort=effort, ceiling=ceiling, mean=partial(trace_mean, problem))
+                           effort=effort, ceiling=ceiling, mean=partial(trace_mean, problem),
+                           stages=partial(critical_path, schedule) if blends else None)
 
 
 def chain(name: str, blocks: int, ranks: int, microbatches: int) -> CutProblem:
@@ -81,6 +86,12 @@ def check_chain(seed: int) -> int:
     assert found.seconds == pytest.approx(best, rel=CLOSE) and found.bound == pytest.approx(best, rel=CLOSE)
     assert seconds_of(problem, found.cut) == pytest.approx(best, rel=CLOSE) and found.bound <= best * (1 + 1e-12)
     check_pipeline_bound(problem, found.proof, found.bound)
+    if seed % 4 == 0:
+        blended = solve(problem, blends=True)
+        assert blended.bound == pytest.approx(best, rel=CLOSE) and blended.bound <= best * (1 + 1e-12)
+        check_pipeline_bound(problem, blended.proof, blended.bound)
+        with pytest.raises(AssertionError):
+            check_pipeline_bound(problem, blended.proof, blended.bound * 1.01)
     once = ("gather", "reduce", "update") if problem.seconds[:, :, 3:].any() else ()
     below = solve(problem, ceiling=0.9 * best)
     assert below.bound == pytest.approx(0.9 * best)
@@ -135,6 +146,18 @@ def test_paths_of_mean_seconds_bound_interleaved_stages_more() -> None:
     check_pipeline_bound(problem, with_means[1], with_means[0])
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, with_means[1], with_means[0] * 1.01)
+
+
+def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() -> None:
+    """Forward and backward may each take less, though not both: of each path by itself the least counts."""
+    problem, cut = chain("interleaved:2", 32, 4, 16), (4,) * 8
+    less = replace(problem, seconds=problem.seconds * 0.5, whole=problem.seconds[:, :, :3].sum(axis=2))
+    most, blend = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
+                             closed_paths(problem.schedule), partial(critical_path, problem.schedule))
+    paths = [*(path for path, _ in blend), blended(blend)]
+    *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
+                      for table, path in zip(path_tables(less, paths), paths, strict=True))
+    assert 1.004 * max(single) < value == pytest.approx(most) and value <= seconds_of(problem, cut) * (1 + 1e-9)
 
 
 def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:

@@ -15,7 +15,7 @@ from random_pipelines import draw_transfers, makespan
 from autoddl.core.pipeline import first_ranks
 from autoddl.core.pipeline_cuts import CutProblem, CutSolution, PricedPath, PricedStages, StageSeconds
 from autoddl.core.pipeline_schedules import generate
-from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.pipeline_cuts import least_over_cuts
 
@@ -81,8 +81,9 @@ def draw(seed: int, name: str = "") -> Shared:
                   rng.uniform(0.7, 1.0) * blocks / 2 * 1.1)
 
 
-def solve(problem: CutProblem) -> CutSolution:
-    return least_over_cuts(problem, closed_paths(problem.schedule, ONCE), partial(trace_cut, problem), tolerance=1e-9)
+def solve(problem: CutProblem, blends: bool = False) -> CutSolution:
+    return least_over_cuts(problem, closed_paths(problem.schedule, ONCE), partial(trace_cut, problem), tolerance=1e-9,
+                           stages=partial(critical_path, problem.schedule) if blends else None)
 
 
 def with_prices(one: Shared) -> CutProblem:
@@ -99,11 +100,11 @@ def check(seed: int, name: str = "") -> tuple[float, float]:
     problem = with_prices(one)
     plain, priced = solve(one.problem), solve(problem)
     assert plain.bound <= priced.bound * (1 + 1e-8)
-    if best < inf:
-        assert priced.bound <= best * (1 + 1e-9), seed
-    check_pipeline_bound(problem, priced.proof, priced.bound)
-    with pytest.raises(AssertionError):
-        check_pipeline_bound(problem, priced.proof, priced.bound * 1.01)
+    for found in (priced, solve(problem, blends=True)):
+        assert found.bound <= best * (1 + 1e-9), seed
+        check_pipeline_bound(problem, found.proof, found.bound)
+        with pytest.raises(AssertionError):
+            check_pipeline_bound(problem, found.proof, found.bound * 1.01)
     return 1 - plain.bound / best, 1 - priced.bound / best
 
 

@@ -46,7 +46,8 @@ from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_lanes import stored_apart
-from autoddl.search.cut_planes import Blend, best_priced, blended
+from autoddl.search.cut_planes import best_priced, blended
+from autoddl.search.path_tables import Blend
 
 __all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "stage_weights"]
 

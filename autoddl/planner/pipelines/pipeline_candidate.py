@@ -27,16 +27,23 @@ from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBo
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
-from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, trace_cut, trace_mean
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_of, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
-from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, rank_prices, roomier, roomier_cuts
+from autoddl.planner.pipelines.rank_memory import (
+    fitting_plans,
+    rank_peak,
+    rank_prices,
+    roomier,
+    roomier_cuts,
+    unit_prices,
+)
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
-from autoddl.search.cut_planes import Blend
+from autoddl.search.path_tables import Blend
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
 __all__ = ["Alternative", "CutSearch", "TriedCut", "try_cut"]
@@ -58,7 +65,7 @@ ATTEMPTS = 12
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
-FIRST_EFFORT, EFFORT = 12, 60
+FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into for the first bound, and for each other."""
 
 
@@ -229,6 +236,9 @@ class CutSearch:
                     self._solve(cut_of(sizes), sizes == self.answer.cut)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
+        if not self.rounds and self.answer is None:
+            with suppress(OutOfTime):
+                self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
         self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
         if self.answer is None:
             self.bound, self.proof, self.ended = inf, None, STARVED
@@ -261,7 +271,8 @@ class CutSearch:
             likely = likely_problem(problem)
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
                                      effort=EFFORT if self.rounds else FIRST_EFFORT,
-                                     tolerance=tolerance, blends=self.blends, ceiling=self.best, late=self.late)
+                                     tolerance=tolerance, blends=self.blends, ceiling=self.best, late=self.late,
+                                     stages=partial(critical_path, self.schedule))
         except InputError:
             return None
         self.paths = answer.paths

@@ -26,7 +26,7 @@ from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 
-__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier", "roomier_cuts"]
+__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier", "roomier_cuts", "unit_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -36,6 +36,12 @@ FARTHER = 4
 
 PRICES = 9
 """Prices that are tried for the stages of a rank."""
+
+BUDGETS = (0.05, 0.3, 1.0, 4.0)
+"""Prices of a whole budget, in steps, under which units are searched."""
+
+ROOM = 0.2
+"""The part of a rank's budget that equal stages may leave, and its bytes still matter to other cuts."""
 
 GUESS = 0.1
 """The first price of the whole budget, in seconds of the stages."""
@@ -154,6 +160,45 @@ def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) ->
                 for a, b in _alike(part, *ends[s]):
                     part.learn_priced(a, b, flights[s], weights[s], price)
     return found
+
+
+def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[PathBound], seconds: float
+                ) -> list[SharedPrice]:
+    """Prices of bytes for the stages of every rank, counted as on its busiest path, by what their units take at least.
+
+    A whole budget costs parts and times of `seconds`, about those of a step. A rank has no dearer price where equal
+    stages leave `ROOM` of its budget. There are none where units do not tell, or parts of the cluster differ.
+    """
+    found = list[SharedPrice]()
+    if part.apart_bytes == inf or part.task.budget == inf or part.sizes:
+        return found
+    groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
+    left = {group: (tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group), -inf)
+            for group in groups for path in _busiest(paths, group)}
+    for last, times in pairwise((0.0, *BUDGETS)):
+        for group, (weights, before) in [*left.items()]:
+            one = SharedPrice(group, weights, float(f"{times * seconds / part.task.budget:.6g}"))
+            now = _learned(part, flights, one)
+            if now < before - ROOM * (times - last) * seconds:
+                del left[group]
+                continue
+            found += [one] if last else []
+            left[group] = weights, now
+    return found
+
+
+def _learned(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> float:
+    """Seconds that equal stages of a rank take at least under a price of bytes; units are searched for it.
+
+    Of microbatches in flight these are the least and the most of all stages that have several, and one.
+    """
+    several = [flight.in_flight for flight in flights if flight.in_flight > 1]
+    ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -one.price * part.task.budget
+    for s, weights in zip(one.stages, one.weights, strict=True):
+        for at in {flights[s]} if flights[s].in_flight < 2 else {Flight(min(several)), Flight(max(several))}:
+            part.learn_turns(s, at, weights, one.price)
+        total += float(part.priced(flights[s], weights, one.price)[ends[s], ends[s + 1]])
+    return total
 
 
 def _alike(part: StageParts, a: int, b: int) -> Iterator[tuple[int, int]]:

@@ -204,7 +204,23 @@ class StageParts(SolvedStages):
 
     def priced(self, flight: Flight, weights: tuple[float, ...], price: float) -> Array:
         """[a, b]: the least seconds counted so + price * bytes of a stage, as far as it is known; else 0."""
-        return self._every_side(self._prices.known(flight, weights, price))
+        known = self._every_side(self._prices.known(flight, weights, price))
+        if self.apart_bytes == inf:
+            return known
+        units = np.array([self._prices.turn(self.alone(k, k + 1)[1], flight, weights, price)
+                          for k in range(self.units)])
+        apart = weights[0] * self.apart + price * self.apart_bytes
+        sums = np.array([0.0, *np.cumsum(units - apart)])
+        found: Array = np.maximum(known, sums[None, :] - sums[:, None] + apart)
+        return found
+
+    def learn_turns(self, s: int, flight: Flight, weights: tuple[float, ...], price: float) -> None:
+        """Searches all units that stage s may have for their least seconds counted so + price * bytes at `TURN`."""
+        for graph, key in {self.alone(k, k + 1)[1]: self.alone(k, k + 1) for k in self._within(s)}.values():
+            if not self._prices.has_turn(key, flight, weights, price):
+                self.check_time()
+                task = replace(self.task, counts=_counts(weights), copies=self.copies)
+                self._prices.learn_turn(task, self._asking(graph, flight), key, weights, price)
 
     def _every_side(self, known: Mapping[tuple[str, Any], float]) -> Array:
         """[a, b]: what is known of the stage from place a to place b by its structure and its ports, else 0."""

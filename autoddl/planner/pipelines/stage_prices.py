@@ -18,11 +18,15 @@ from autoddl.planner.pipelines.stage_plans import prices_of_stage
 from autoddl.planner.priced_bytes import PricedFound, PricedSearch
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import Row
+from autoddl.pricing.lifetimes import TURN
 
 __all__ = ["Asking", "StagePrices", "named_moment"]
 
 KEPT = 3
 """Searches that are kept: those of the stages of a rank."""
+
+KEPT_TURNS = 12
+"""Searches of units that are kept."""
 
 Key = tuple[str, Any, tuple[float, ...], Flight, float]
 """(structure of a stage, its ports, how often its seconds count, flight, price)."""
@@ -51,12 +55,52 @@ class StagePrices:
         _alone     stages whose seconds count as alone, by structure, flight and price
         _searches  the last searches of stages alone, by structure and flight
         _rows      where the peaks of a stage were, by structure and flight
+        _turns     least seconds counted somehow + price * bytes at `TURN`, by structure, weights, flight and price
+        _turning   the last searches of those
     """
 
     _counted: dict[Key, PricedFound] = field(default_factory=dict)
     _alone: dict[tuple[str, Flight, float], tuple[StageGraph, PricedFound]] = field(default_factory=dict)
     _searches: dict[tuple[str, Flight], tuple[StageGraph, PricedSearch]] = field(default_factory=dict)
     _rows: dict[tuple[str, Flight], tuple[StageGraph, Row]] = field(default_factory=dict)
+    _turns: dict[tuple[str, tuple[float, ...], Flight, float], float] = field(default_factory=dict)
+    _turning: dict[tuple[str, tuple[float, ...], Flight], PricedSearch] = field(default_factory=dict)
+
+    def turn(self, key: str, flight: Flight, weights: tuple[float, ...], price: float) -> float:
+        """Seconds counted so + price * bytes at `TURN` that no plan of a stage is below; 0 where nothing is known.
+
+        Bytes are linear in the microbatches in flight, so the least is concave in these. Between two numbers of them
+        that were searched it is above the line through both. That is not so from one to more: gathered weights may
+        stay then.
+        """
+        known = {at: self._turns[key, weights, at, price] for at in (flight, *self._searched_turns(key, weights))
+                 if (key, weights, at, price) in self._turns}
+        if flight in known or flight.in_flight < 2:
+            return known.get(flight, 0.0)
+        several = {at.in_flight: value for at, value in known.items() if at.in_flight > 1}
+        low = max((k for k in several if k <= flight.in_flight), default=0)
+        high = min((k for k in several if k >= flight.in_flight), default=0)
+        if not low or not high or low == high:
+            return several.get(low, 0.0)
+        part = (flight.in_flight - low) / (high - low)
+        return (1 - part) * several[low] + part * several[high]
+
+    def _searched_turns(self, key: str, weights: tuple[float, ...]) -> list[Flight]:
+        """The flights at which a stage was searched so."""
+        return [at for name, counts, at, _ in self._turns if (name, counts) == (key, weights)]
+
+    def has_turn(self, key: str, flight: Flight, weights: tuple[float, ...], price: float) -> bool:
+        """Whether a stage was searched for that."""
+        return (key, weights, flight, price) in self._turns
+
+    def learn_turn(self, task: PlanTask, asking: Asking, key: str, weights: tuple[float, ...], price: float) -> None:
+        """Searches a stage for its least at `TURN` with the counts of `task`, which is known then."""
+        at = key, weights, asking.flight
+        if at not in self._turning:
+            while len(self._turning) >= KEPT_TURNS:
+                del self._turning[next(iter(self._turning))]
+            self._turning[at] = asking.search(task)
+        self._turns[*at, price] = self._turning[at].least_at(price, {TURN: 1.0})
 
     def known(self, flight: Flight, weights: tuple[float, ...], price: float) -> dict[tuple[str, Any], float]:
         """By structure and ports, the least seconds counted so + price * bytes."""

@@ -39,6 +39,8 @@ from autoddl.core.recompute import (
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
 from autoddl.cost_models import Cluster
+from autoddl.operators.footprints.table import whole_footprints
+from autoddl.operators.work import VIEWS, base
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
 from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
@@ -248,11 +250,34 @@ class StageUnits:
         policies, ends = self.task.options.recompute, {0, self.units - 1}
         joins = {NO_RECOMPUTE, SEARCH}.intersection(policies) or all(map(is_per_block, policies))
         shared = any(len(read) > 1 and not read <= ends for read in self._readers().values())
-        if not joins or shared or self.cluster.device.compiled:
-            return inf
-        variant = self.task.variant(self.microbatches)
+        return inf if not joins or shared or self.cluster.device.compiled else self._cone[0]
+
+    @cached_property
+    def apart_bytes(self) -> float:
+        """Bytes at `TURN` by which a stage may have less than two that it is made of; infinite if not known.
+
+        What two units keep would count twice. So it is known where what crosses a place is written by the unit before
+        it, and read by the unit behind it alone.
+        """
+        ops, made = self._ops, dict[int, int]()
+        for i, op in enumerate(ops):
+            made |= dict.fromkeys(op.outputs, i)
+        keeps = whole_footprints(replace(self.graph, ops=ops), self.cluster.device.kind == "cpu")
+        readers = [(bisect_right(self.places, i), t) for i, op in enumerate(ops) for t in op.inputs]
+        for k, at in enumerate(self.places):
+            for t in self._crossing[at - 1]:
+                i = made[t]
+                one = base(ops[i]) in VIEWS or ops[i].outputs.index(t) in keeps[i].keeps
+                if one or bisect_right(self.places, i) != k or any(u != k + 1 for u, read in readers if read == t):
+                    return inf
+        return self._cone[1] if self.apart < inf else inf
+
+    @cached_property
+    def _cone(self) -> tuple[float, float]:
+        """(seconds of a microbatch, bytes) that every stage may have for itself: those of the ops before parameters."""
         mesh = Mesh((Axis("rank", self.cluster.size),))
-        return cone_cost(Pricing(variant.graph, mesh, self.cluster, microbatches=self.each))[0]
+        return cone_cost(Pricing(self.task.variant(self.microbatches).graph, mesh, self.cluster,
+                                 microbatches=self.each))
 
     def _readers(self) -> dict[str, set[int]]:
         """By parameter, the units that read it."""
