@@ -202,7 +202,8 @@ class CutPlanes:
             number = self.known[blended(made).stages, blended(made).transfers]
             value, cut = least_cut(box, self.tables[number])
             self.add_priced(cut)
-            found += [((q, 1.0),) for q in (number, *range(known, len(self.paths))) if not self.paths[q].path]
+            new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
+            found += [((q, 1.0),) for q in (number, *new)]
             if value + self.fixed[number] >= most * (1 - CLOSE):
                 break
         return found

@@ -232,7 +232,7 @@ class _Fractional:
         """The weights of the paths, of sum 1; those of next to no weight have none."""
         found = [max(0.0, row.dual_value()) for row in self.paths]
         found = [weight if weight > 1e-7 else 0.0 for weight in found]
-        return [weight / sum(found) for weight in found]
+        return [weight / sum(found) for weight in found] if any(found) else [1.0]
 
 
 def _single_terms(problem: CutProblem, s: int) -> list[tuple[tuple[float, ...], Array]]:

@@ -170,7 +170,7 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
     stages leave `ROOM` of its budget. There are none where units do not tell, or parts of the cluster differ.
     """
     found = list[SharedPrice]()
-    if part.apart_bytes == inf or part.task.budget == inf or part.sizes:
+    if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
         return found
     groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
     left = {group: (tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group), -inf)
