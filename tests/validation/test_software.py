@@ -134,20 +134,20 @@ def test_a_recipe_tells_what_is_computed_again(tmp_path: Path) -> None:
 
 
 def test_heads_of_queries_and_keys_are_normalised_where_a_model_does_that(tmp_path: Path) -> None:
-    """Two norms a layer, of rows as wide as a head, which take their time where nothing is fused."""
-    words, seconds, norms = {"framework": "eager", "gated_ffn": 1, "recompute": "none"}, [], []
+    """Two norms a layer, of rows as wide as a head."""
+    norms = []
     for value in (0, 1):
-        made = run(tmp_path, **words, qk_norm=value)
+        made = run(tmp_path, gated_ffn=1, qk_norm=value)
         asked = RunPlan.of(made, 2)
-        seconds.append(price_as_plan(made, 2))
         graph = flat_graphs(made, asked)[1]
         norms.append([graph.tensors[op.inputs[0]].shape for op in graph.ops if op.target.startswith("aten.rms_norm")])
     heads = [shape for shape in norms[1] if shape not in norms[0]]
     assert [shape[2:] for shape in heads] == [(made.heads, asked.shape.head_width),
                                               (made.kv_heads, asked.shape.head_width)] * 2
-    assert len(norms[1]) - len(norms[0]) == 4 and seconds[1] > seconds[0]
+    assert len(norms[1]) - len(norms[0]) == 4
 
 
+@pytest.mark.slow
 def test_the_host_starts_a_cast_for_every_narrow_product(tmp_path: Path) -> None:
     """Four products of a dense layer cast what they read, and the gradients of what they write."""
     hosts = []
