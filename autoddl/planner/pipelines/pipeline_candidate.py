@@ -5,6 +5,8 @@ schedule (`search.pipeline_cuts`). That bound comes first with what one search o
 it is below the best plan. The cut that is least under what is known is solved: the layouts of its stages are searched,
 and the pipeline is simulated. Then more is known, and the bound rises:
 
+    0  before any, units are searched under prices of their bytes, which rule out cuts that leave a rank too little
+       (`rank_memory.unit_prices`)
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
