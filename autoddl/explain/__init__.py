@@ -9,6 +9,7 @@ Reading order:
     pareto                  `autoddl front`: plans of least seconds against bytes, or against devices
     cluster_facts           `autoddl cluster`: what was understood of a cluster file
     relax                   what would fit where no plan does
+    rows_that_meet          where microbatches compute another loss than the whole batch
     diff                    two plans
     network_choice          the cheapest network on which a step takes at most so long
     what_if                 the plan of the same question under a changed cluster (`changed_cluster`)

@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from autoddl.core.graph import graph_from_text
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster, show_bytes
 from autoddl.cost_models.links import is_network
 from autoddl.cost_models.sold import how_far, link_slip, thousands_slip
 from autoddl.cost_models.units import show_rate, show_seconds
+from autoddl.explain.rows_that_meet import where_rows_meet
 
 __all__ = ["batch_of", "idle_axes", "odd_values", "throughput", "untried"]
 
@@ -116,7 +118,8 @@ def untried(plan: Plan) -> tuple[str, ...]:
     return tuple(text for text, wanted in (
         ("--overlap finds the plan whose communication hides best",
          sent and not staged and predicted.line_bound is None),
-        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not source.get("mine")),
+        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not source.get("mine")
+         and ("graph" not in source or where_rows_meet(graph_from_text(source["graph"])) is None)),
         (f"--precision {plan.precision},reduce=bfloat16 sends gradients in half the bytes",
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
         ("--compress gradients=int8 sends gradients in a quarter, with an error",

@@ -34,7 +34,8 @@ class TrainingResult:
     """The result of training: `step_seconds` is the median step after the first, `record` the file of every message.
 
     Where training went on from a checkpoint of `first` steps, the losses are those from before too. Where no step was
-    left to do, `step_seconds` is None. The `note` says how the machine differs from the plan's cluster."""
+    left to do, `step_seconds` is None. The `note` says how the machine differs from the plan's cluster, and
+    that nothing was there to resume."""
 
     losses: tuple[float, ...]
     step_seconds: float | None
@@ -99,7 +100,9 @@ def run(path: Path, plan: Plan, factory: Factory, *, steps: int, lr: float, save
     found = _join(job, plans, tell) if is_rank() else _start(job, plans, tell)
     if found is None:
         return None
-    notes = over_gloo(plan), "" if offered_switches() else not_offered(plan), _twice(plan)
+    anew = "" if checkpoints is None or not checkpoints.resume or found["first"] else \
+        f"no checkpoint was in {checkpoints.folder}: training began with the first step"
+    notes = anew, over_gloo(plan), "" if offered_switches() else not_offered(plan), _twice(plan)
     return TrainingResult(tuple(found["losses"]), found["step_seconds"], found["predicted_seconds"], found["ranks"],
                           found["record"], found["first"], "; ".join(filter(None, notes)))
 

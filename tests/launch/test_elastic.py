@@ -143,7 +143,10 @@ def test_training_goes_on_with_the_ranks_that_are_left_and_back_again(planned: P
     assert found["ranks"] == 1 and found["first"] >= 20 and len(found["losses"]) == 60
     back = json.loads(shell("run", *options, *saving, "--steps", "70", "--resume").out)
     assert back["ranks"] == 2 and back["first"] == 60 and kept_steps(kept) == (60, 70)
-    whole = json.loads(shell("run", *options, "--steps", "70").out)
+    assert "no checkpoint" not in back["note"]
+    new = ("--checkpoint", str(tmp_path / "new"), "--resume")
+    whole = json.loads(shell("run", *options, *new, "--steps", "70").out)
+    assert f"no checkpoint was in {tmp_path / 'new'}: training began with the first step" in whole["note"]
     assert back["losses"] == pytest.approx(whole["losses"], abs=1e-6)
 
 

@@ -27,6 +27,7 @@ from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.assumptions import idle_axes, throughput, untried
 from autoddl.explain.rings import places_text, ring_text
+from autoddl.explain.rows_that_meet import met_rows
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.operators.recurrent_work import is_recurrent_layer
 from autoddl.operators.work import base
@@ -200,6 +201,8 @@ def _figures(plan: Plan) -> Table:
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
     for row in (*pin_rows(plan), *assumption_rows(plan), *idle_rows(plan)):
         table.add_row(*row)
+    if met := met_rows(plan):
+        table.add_row("rows meet", met)
     if ring := ring_text(plan):
         table.add_row("attention", ring)
     if places := places_text(plan):
