@@ -107,7 +107,9 @@ def idle_axes(plan: Plan) -> tuple[str, ...]:
 
 
 def untried(plan: Plan) -> tuple[str, ...]:
-    """Names the options that may make the step of a plan faster, and that its search was not given."""
+    """Names the options that may make the step of a plan faster, and that its search was not given.
+
+    Those that shorten computation come first where it takes longer than communication."""
     source, predicted = plan.source, plan.predicted
     if plan.mesh.size == 1 or not source:
         return ()
@@ -115,7 +117,7 @@ def untried(plan: Plan) -> tuple[str, ...]:
     compiled = "software" in source or "cluster" not in source or parse_cluster(
         source["cluster"], "the plan's cluster").device.compiled
     recipe, staged = plan.precision.split(","), plan.pipeline is not None
-    return tuple(text for text, wanted in (
+    texts = [text for text, wanted in (
         ("--overlap finds the plan whose communication hides best",
          sent and not staged and predicted.line_bound is None),
         ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not source.get("mine")
@@ -124,4 +126,5 @@ def untried(plan: Plan) -> tuple[str, ...]:
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
         ("--compress gradients=int8 sends gradients in a quarter, with an error",
          sent and not source.get("compress") and not plan.sparse_sums),
-        ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted)
+        ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
+    return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)

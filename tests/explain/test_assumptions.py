@@ -51,9 +51,12 @@ def test_ranks_that_repeat_each_other_are_named(alone: Plan) -> None:
 
 def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
     assert untried(alone) == ()  # nothing is sent
-    sent = replace(alone, predicted=replace(alone.predicted, communication={"net": 0.5 * alone.predicted.seconds}),
+    sent = replace(alone, predicted=replace(alone.predicted, communication={"net": 0.5 * alone.predicted.seconds},
+                                           compute=0.0),
                    precision="bf16-mixed", backend="nccl")
     first = [text.split()[0] for text in untried(sent)]
+    computed = replace(sent, predicted=replace(sent.predicted, compute=sent.predicted.seconds))
+    assert untried(computed) == untried(sent)[::-1]
     assert first == ["--overlap", "--stages", "--precision", "--compress", "--compiled"]
     given = replace(sent, precision="bf16-mixed,reduce=bfloat16", predicted=replace(sent.predicted, line_bound=0.0),
                     source=sent.source | {"compress": ["hybrid"], "software": "torchtitan", "mine": "dp=2"})

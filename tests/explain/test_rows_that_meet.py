@@ -33,7 +33,8 @@ class Root(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x).square().mean().sqrt()
+        squares: Tensor = self.layer(x).square()
+        return squares.mean().sqrt()
 
 
 def halves_agree(module: nn.Module, args: tuple[Tensor, ...]) -> bool:
