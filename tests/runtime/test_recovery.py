@@ -120,6 +120,18 @@ def test_steps_go_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: 
     assert all(torch.equal(p, value) for p, value in zip(again.parameters(), before, strict=True))
 
 
+def test_a_checkpoint_that_falls_between_updates_is_of_the_next_one(tmp_path: Path) -> None:
+    model, optimizer = simple(tmp_path)
+    sample = zoo.regression(torch.float64)[1]
+    with recovery.Keeper(tmp_path / "kept", 3, keep=9) as keeper:
+        for _ in range(6):  # updates, of two calls each: 2, 4, 6, 8, 10, 12
+            model.step(sample)
+            model.step(sample)
+            optimizer.step()
+            keeper.after_step(model, optimizer)
+    assert kept_steps(tmp_path / "kept") == (4, 6, 10, 12)
+
+
 def test_a_full_disk_ends_training_with_a_line_and_keeps_the_last_checkpoint(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:

@@ -50,6 +50,8 @@ GRACE_SECONDS = 10.0
 class Keeper:
     """Keeps the last `keep` checkpoints of every `every`-th step in `folder`; made on every rank, after `parallelize`.
 
+    Steps are calls of `model.step`. Where gradients of several add up, that is the first update at or behind such a call.
+
         with Keeper("checkpoints", every=100) as keeper:
             ...
             keeper.after_step(model, optimizer, scheduler=scheduler)
@@ -69,6 +71,7 @@ class Keeper:
         self._group, self._first = _group_of_all(timeout), is_first()
         self._collector, self._staging, self._writer = StateCollector(), Staging(), CheckpointWriter()
         self._under_way: Future[None] | None = None
+        self._before: int | None = None  # calls of model.step at the last after_step
 
     def __enter__(self) -> "Keeper":
         return self
@@ -90,7 +93,9 @@ class Keeper:
         check_stateful(others)
         if self._under_way is not None and self._under_way.done():
             self.finish()
-        if model.steps % self.every:
+        before, self._before = self._before, model.steps
+        passed = before is not None and before // self.every < model.steps // self.every
+        if model.steps % self.every and not passed:
             return False
         self.save(model, optimizer, **others)
         return True
