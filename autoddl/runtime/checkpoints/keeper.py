@@ -50,7 +50,7 @@ GRACE_SECONDS = 10.0
 class Keeper:
     """Keeps the last `keep` checkpoints of every `every`-th step in `folder`; made on every rank, after `parallelize`.
 
-    Steps are calls of `model.step`. Where gradients of several add up, that is the first update at or behind such a call.
+    Steps are calls of `model.step`. Where gradients of several add up, it is the first update at or behind such a call.
 
         with Keeper("checkpoints", every=100) as keeper:
             ...
