@@ -81,7 +81,6 @@ class Software:
     packed: float = 0.0
     """Bytes per parameter that ZeRO-3 moves on a device per reduction of a layer, besides what links carry."""
 
-
     @property
     def trains_in_half(self) -> bool:
         """Whether all but the optimizer is in half precision, as gradients on the wire are."""

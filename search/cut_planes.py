@@ -179,9 +179,9 @@ class CutPlanes:
                     found[key] = first
         return [*found.values()]
 
-    def add_blend(self, blend: Blend) -> None:
-        """Adds the paths of a blend, and the blend."""
-        self.add(blended(blend), tuple((self.add(path), weight) for path, weight in blend))
+    def add_blend(self, blend: Blend) -> int:
+        """Adds the paths of a blend, and the blend; returns its number."""
+        return self.add(blended(blend), tuple((self.add(path), weight) for path, weight in blend))
 
     def blend(self, box: Box, least: Sequence[Array]) -> list[Mixture]:
         """Adds the blend that says most of a box, and it as it is priced; returns each by itself, the best last.
@@ -192,14 +192,16 @@ class CutPlanes:
         assert self.stages is not None
         chosen, found, cut = [set(np.argsort(one, kind="stable")[:COLUMNS].tolist()) for one in least], list[
             Mixture](), self.even(box)
-        for _ in range(MORE):
+        for k in range(MORE):
+            before = sum(map(len, chosen))
             for rows, group, own in zip(chosen, box.groups, box.options, strict=True):
                 rows |= set(np.flatnonzero((own == [cut[s] for s in group]).all(axis=1)).tolist())
+            if k and sum(map(len, chosen)) == before:
+                break
             options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
             most, made = best_blend(self.problem, box.groups, options, self._begun(), self.stages)
             known = len(self.paths)
-            self.add_blend(made)
-            number = self.known[blended(made).stages, blended(made).transfers]
+            number = self.add_blend(made)
             value, cut = least_cut(box, self.tables[number])
             self.add_priced(cut)
             new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)

@@ -4,11 +4,13 @@
     backward    computes anew what was not kept, and runs the modules again with a graph
 
 The gradients of such a Function are those of its forward, but for rounding. That is tried before forward is traced: a
-copy with random weights runs both ways on random values, with the same draws. What backward computes again is left to
-the plan, as with torch.utils.checkpoint. A Function whose gradients are others is refused.
+copy with random weights runs both ways with the same draws. Values that have gradients are random too. What
+backward computes again is left to the plan, as with torch.utils.checkpoint. A Function whose gradients are others is
+refused.
 """
 
 import copy
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -28,7 +30,9 @@ __all__ = ["run_with_gradients", "runs_modules"]
 Function = type[torch.autograd.Function]
 
 CLOSE = 1e-3
-"""How far gradients may differ in float32, relative to the largest: what is computed anew is rounded anew."""
+"""How far a gradient may differ in float32, relative to its largest value: what is computed anew is rounded anew."""
+TINY = 1e-6
+"""The part of the largest value of all gradients below which one is rounding alone."""
 MOST = 1e8
 """Elements of weights and of arguments with which both ways are tried."""
 
@@ -101,9 +105,12 @@ def _alike(function: Function, apply: Callable[..., Any], args: tuple[Any, ...])
         own = _gradients(apply, args)
         stack.enter_context(gradients_stay())
         plain = _gradients(lambda *given: _forward(function, given), args)
-        largest = max((float(x.abs().max()) for x in plain if x.numel()), default=0.0)
-        return len(own) == len(plain) and all(torch.allclose(x, y, rtol=0.0, atol=CLOSE * largest)
-                                              for x, y in zip(own, plain, strict=True))
+        most = [float(x.abs().max()) if x.numel() else 0.0 for x in plain]
+        if not all(map(math.isfinite, most)):
+            raise ValueError("its gradients are not finite there")
+        least = TINY * max(most, default=0.0)
+        return len(own) == len(plain) and all(torch.allclose(x, y, rtol=0.0, atol=CLOSE * max(one, least))
+                                              for x, y, one in zip(own, plain, most, strict=True))
 
 
 def _tensors(args: tuple[Any, ...]) -> list[Tensor]:
@@ -129,9 +136,9 @@ def _gradients(run: Callable[..., Any], args: tuple[Any, ...]) -> list[Tensor]:
 
 
 def _drawn(like: Tensor) -> Tensor:
-    """A tensor of values: small numbers for weights, ones for buffers, zeros for whole numbers."""
+    """A tensor of values: small random numbers where it has a gradient, else ones, and zeros for whole numbers."""
     if not like.is_floating_point():
-        return torch.zeros(like.shape, dtype=like.dtype)
-    made = torch.randn(like.shape, dtype=like.dtype) * (0.1 if like.requires_grad else 0.0)
-    made += 0.0 if like.requires_grad else 1.0
+        return torch.full(like.shape, like.dtype is torch.bool, dtype=like.dtype)
+    made = 0.1 * torch.randn(like.shape, dtype=like.dtype) if like.requires_grad else torch.ones(
+        like.shape, dtype=like.dtype)
     return nn.Parameter(made) if isinstance(like, nn.Parameter) else made.requires_grad_(like.requires_grad)

@@ -124,7 +124,7 @@ def untried(plan: Plan) -> tuple[str, ...]:
          and ("graph" not in source or where_rows_meet(graph_from_text(source["graph"])) is None)),
         (f"--precision {plan.precision},reduce=bfloat16 sends gradients in half the bytes",
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
-        ("--compress gradients=int8 sends gradients in a quarter, with an error",
+        ("--compress gradients=int8 sends gradients in a byte a value, with an error",
          sent and not source.get("compress") and not plan.sparse_sums),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
     return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)

@@ -105,7 +105,8 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
 
     With `forked` the command is that of `python_module`, and the module has a `main()`. The ranks are then forks of one
     process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely. With `here`
-    they are forks of this process where it can be forked, which call that in the place of the command (`fork_here`).
+    they are forks of this process, which call that in the place of the command (`fork_here`). That is so where it can be
+    forked, ranks are not `quiet` and no place has a prefix.
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
@@ -116,10 +117,11 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
                         for environment, place in zip(_environments(ranks, folder), given, strict=True)]
         processes: list[_Process] = []
         try:
-            if here is not None and forks():
+            plain = not any(place.prefix for place in given)
+            if here is not None and forks() and plain and not quiet:
                 for environment in environments:
                     processes.append(fork_here(environment, here))
-            elif forked and forks() and not any(place.prefix for place in given):
+            elif forked and forks() and plain:
                 processes += start_forks(environments, command, folder, *_outputs(quiet))
             else:
                 for environment, place in zip(environments, given, strict=True):

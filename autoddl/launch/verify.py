@@ -121,11 +121,13 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
     begins, `progress(name, parts done, parts)` is called.
 
     A model that is `captured` already, with one microbatch, is not captured again. Ranks are forks of this process
-    then, which must not have used a GPU or joined other processes.
+    then, which must not have joined other processes; beside a GPU, whose threads no fork has, they start anew.
 
     Raises InputError where the plan needs more than `max_ranks`, MismatchError where it was made for another model, and
     the error of a rank that fails.
     """
+    import torch
+
     tell = progress or (lambda what, done, total: None)
     tell("one process", 0, 2)
     plan, said = plan_of_batch(plan, factory)
@@ -143,7 +145,7 @@ def verify(plan: Plan, factory: Factory, *, max_ranks: int = 8, timeout: float =
         (folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         tell(f"{small.mesh.size} ranks", 1, 2)
         command = python_module("autoddl.launch.worker", str(folder / "job.json"))
-        here = None if captured is None else partial(_check_here, command[-1], captured)
+        here = None if captured is None or torch.cuda.is_available() else partial(_check_here, command[-1], captured)
         launch(small.mesh.size, command, timeout=timeout, forked=True, here=here)
         found = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(small.mesh.size)]
     wrong = [f"rank {rank} {text}" for rank, one in enumerate(found) for text in one["mismatches"]]

@@ -127,7 +127,7 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     copied = (software.unpacked + software.packed) * gathered
     forth, back = _unpadded(plan, graph) if software.unpads else (0.0, 0.0)
     rowed = _biased(plan, graph) if software.biases_apart else (0.0, 0.0)
-    turned = [each * _turned(plan, graph) for each in ROTATED] if software.rotates_apart else (0.0, 0.0)
+    turned = _turned(plan, graph) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
     ordered = ordered_bytes(plan, graph)
     ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
@@ -170,11 +170,17 @@ def _biased(plan: Plan, graph: Graph) -> tuple[float, float]:
     return forth, back
 
 
-def _turned(plan: Plan, graph: Graph) -> float:
-    """Values of queries and keys on a rank, in attention of all layers."""
-    made = [(op.inputs[k], plan.index().decisions[op.name].inputs[k])
-            for op in graph.ops if is_attention(op) for k in range(2)]
-    return sum(_piece(plan, graph, t, layout) / graph.tensors[t].itemsize for t, layout in made)
+def _turned(plan: Plan, graph: Graph) -> tuple[float, float]:
+    """Bytes of turning queries and keys on a rank in forward, and in backward, where some may run again."""
+    index, again, forth, back = plan.index(), recomputed_ops(graph, plan.recompute), 0.0, 0.0
+    for op in graph.ops:
+        if is_attention(op):
+            decision = index.decisions[op.name]
+            values = sum(_piece(plan, graph, t, layout) / graph.tensors[t].itemsize
+                         for t, layout in zip(op.inputs[:2], decision.inputs, strict=False))
+            forth += ROTATED[0] * values
+            back += (ROTATED[1] + ROTATED[0] * (op.name in again)) * values
+    return forth, back
 
 
 def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:

@@ -60,7 +60,7 @@ class Shape:
     """Whether every head of queries and keys is normalised before it is turned."""
     activation: str = "gelu"
     """`gelu`, or `relu` for a squared relu, where nothing is gated."""
-    rows: str = ""
+    row_dtype: str = ""
     """Dtype of the rows of experts and of their probabilities; empty for that of the stream."""
     head_dim: int = 0
     """Width of a head; 0 for width / heads."""
@@ -150,8 +150,8 @@ class Experts(nn.Module):
         batch, length, width = x.shape
         count, top = self.shape.experts, self.shape.top_k
         weight = torch.softmax(self.router(x), -1)
-        if self.shape.rows:
-            weight, x = (one.to(getattr(torch, self.shape.rows)) for one in (weight, x))
+        if self.shape.row_dtype:
+            weight, x = (one.to(getattr(torch, self.shape.row_dtype)) for one in (weight, x))
         copies = x.unsqueeze(2).expand(batch, length, top, width).reshape(batch, length * top // count, count, width)
         sent = copies.permute(2, 0, 1, 3).clone().reshape(count, -1, width)
         gate, up = self._biased(sent @ self.up.to(sent.dtype), 0).view(count, sent.shape[1], -1, 2).unbind(3)

@@ -26,6 +26,7 @@ from autoddl.validation.software import recomputation_of, software_of, visible_s
 
 __all__ = ["RunPlan"]
 
+
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """A run as the words that `plan` reads."""

@@ -43,7 +43,7 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
         batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout, bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
-        rows="bfloat16" if run.experts and not software.trains_in_half else "",
+        row_dtype="bfloat16" if run.experts and not software.trains_in_half else "",
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,
         low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses, dtype="float32")
 

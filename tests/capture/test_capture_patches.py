@@ -18,7 +18,7 @@ from autoddl.capture.patches.autograd_function_patch import replace_apply
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.patches.torch_flex_attention_patch import flex_attention_as_operator
 from autoddl.capture.patches.torch_module_moves_patch import modules_stay
-from autoddl.capture.patches.torch_reruns_patch import gradients_stay
+from autoddl.capture.patches.torch_reruns_patch import gradients_stay, modules_untraced
 from autoddl.capture.patches.transformers_experts_patch import experts_as_operators
 from autoddl.capture.patches.transformers_masks_patch import build_masks_as_run
 from autoddl.capture.patches.transformers_switch_patch import switch_layers_as_operators
@@ -98,7 +98,8 @@ def patched() -> list[Any]:
     return [fx.GraphModule.recompile, CapturedTraceback.summary,
             vars(torch.autograd.Function)["apply"].__func__.__code__, torch.no_grad.__enter__, torch.no_grad.__exit__,
             masking.find_packed_sequence_indices, masking.is_torchdynamo_exporting, masking.fast_all,
-            library.create_mask, library.flex_attention_hop, nn.Module._apply,
+            library.create_mask, library.flex_attention_hop, nn.Module._apply, nn.Module.__getattr__,
+            nn.Module.__call__,
             sys.modules["transformers.integrations.moe"].ExpertsInterface.get_interface,
             sys.modules["transformers.models.switch_transformers.modeling_switch_transformers"]
             .SwitchTransformersExperts.forward]
@@ -118,3 +119,12 @@ def test_a_patch_is_undone(opened: Callable[[], AbstractContextManager[None]]) -
         assert patched() != before
         raise KeyError
     assert patched() == before
+
+
+def test_modules_run_untraced_while_that_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, traced = nn.Module.__call__, lambda self, x: 0
+    monkeypatch.setattr(nn.Module, "__call__", traced)
+    with pytest.raises(KeyError), modules_untraced():
+        assert nn.Module.__call__ is own
+        raise KeyError
+    assert nn.Module.__call__ is traced

@@ -75,6 +75,7 @@ def padded(layer: Layer, h: Tensor) -> Tensor:
     width: Any = layer.edges[0, 2]
     h = nn.functional.pad(h, (width - 1, width), mode="reflect")
     more = nn.functional.pad(h[:, :4], pad=(0, width // 2)) + torch.arange(width + 3)
+    more = more + torch.ones(width, 2).sum() + torch.arange(width).sum()
     return torch.cat([more, h.narrow(1, 0, width).reshape(NODES, width)], 1)
 
 

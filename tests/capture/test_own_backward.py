@@ -125,8 +125,10 @@ def test_reversible_layers_are_their_forward_with_gradients(monkeypatch: pytest.
     for ours, theirs in zip(found, parameters, strict=True):
         torch.testing.assert_close(ours, theirs.grad)
     monkeypatch.setattr(own_functions.Reversible, "strength", 1.1)
-    with pytest.raises(CaptureError, match="runs modules again, and its gradients are not those of its forward"):
-        capture(model, x)
+    for scale in (0.5, 1e-4):  # with the second, layers have next to no gradient
+        monkeypatch.setattr(model, "scale", scale)
+        with pytest.raises(CaptureError, match="runs modules again, and its gradients are not those of its forward"):
+            capture(model, x)
 
 
 def test_an_operator_of_a_library_keeps_its_own_backward() -> None:

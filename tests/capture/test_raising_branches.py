@@ -150,7 +150,7 @@ def fills(x: Tensor) -> Tensor:
     if mask.any():
         x[mask] = 0.0
     if torch.any(mask):
-        x = x.masked_fill(mask, -1.0)
+        x.masked_fill_(mask, -float("1"))
     return x
 
 
@@ -168,6 +168,21 @@ def indexes(x: Tensor) -> Tensor:
     rows = (x > 1).sum(-1)
     if rows.any():
         x[rows] = 0.0
+    return x
+
+
+def spreads(x: Tensor) -> Tensor:
+    mask, y = x > 1, x.mean(0)
+    if mask.any():
+        y = y.masked_fill(mask, 0.0)
+    return y
+
+
+def divides(x: Tensor) -> Tensor:
+    mask = x > 1
+    total = x.sum() / mask.sum()
+    if mask.any():
+        x[mask] = total
     return x
 
 
@@ -194,7 +209,9 @@ def test_a_side_that_is_right_for_every_mask_is_taken(ask: Callable[[Tensor], Te
 
 @pytest.mark.parametrize(("ask", "line"), [(decides, r"if x.max\(\) > 0:"), (mixes, r"or not x.min\(\)"),
                                            (clamps, r"if torch.isinf\(x\).any\(\):"),
-                                           (indexes, r"if rows.any\(\):"), (drops, "if not keep.any")])
+                                           (indexes, r"if rows.any\(\):"),
+                                           (spreads, r"if mask.any\(\):"),
+                                           (divides, r"if mask.any\(\):"), (drops, "if not keep.any")])
 def test_a_branch_that_decides_is_refused_with_its_condition(ask: Callable[[Tensor], Tensor], line: str) -> None:
     with pytest.raises(CaptureError, match=rf"decides by the values of a tensor.*{line}") as caught:
         capture(Asks(ask), torch.ones(2, 4))

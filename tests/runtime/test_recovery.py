@@ -124,12 +124,17 @@ def test_a_checkpoint_that_falls_between_updates_is_of_the_next_one(tmp_path: Pa
     model, optimizer = simple(tmp_path)
     sample = zoo.regression(torch.float64)[1]
     with recovery.Keeper(tmp_path / "kept", 3, keep=9) as keeper:
-        for _ in range(6):  # updates, of two calls each: 2, 4, 6, 8, 10, 12
-            model.step(sample)
-            model.step(sample)
+        for _ in range(3):  # updates, of four calls each: 4, 8, 12
+            for _ in range(4):
+                model.step(sample)
             optimizer.step()
             keeper.after_step(model, optimizer)
-    assert kept_steps(tmp_path / "kept") == (4, 6, 10, 12)
+    assert kept_steps(tmp_path / "kept") == (4, 8, 12)
+    with recovery.Keeper(tmp_path / "kept", 5, keep=9) as keeper:
+        for _ in range(4):
+            model.step(sample)
+            keeper.after_step(model, optimizer)
+    assert kept_steps(tmp_path / "kept") == (4, 8, 12, 15)
 
 
 def test_a_full_disk_ends_training_with_a_line_and_keeps_the_last_checkpoint(

@@ -90,11 +90,12 @@ class Stack(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.apply_layers = nn.Linear(4, 8), Reversible.apply
+        self.first, self.apply_layers, self.scale = nn.Linear(4, 8), Reversible.apply, 0.5
         self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        loss: Tensor = self.apply_layers(self.first(x), self.layers, {"scale": 0.5}).square().mean()  # type: ignore[no-untyped-call]
+        options = {"scale": self.scale}
+        loss: Tensor = self.apply_layers(self.first(x), self.layers, options).square().mean()  # type: ignore[no-untyped-call]
         return loss
 
 

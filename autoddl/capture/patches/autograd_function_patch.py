@@ -50,3 +50,5 @@ def replace_apply(instead: Callable[[type, Apply, tuple[Any, ...], dict[str, Any
         yield
     finally:
         _METHOD.__code__, names[_HANDLER] = code, before
+        if before is None:
+            del names[_HANDLER]

@@ -30,7 +30,8 @@ def modules_stay() -> Iterator[None]:
     def apply(self: nn.Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         for one in (*self.parameters(recurse), *self.buffers(recurse)):
             if (new := fn(one)) is not one:
-                how = f"casts it to {new.dtype}" if new.dtype != one.dtype else f"moves it to {new.device}"
+                how = f"casts it to {new.dtype}" if new.dtype != one.dtype else (
+                    f"moves it to {new.device}" if new.device != one.device else "lays it out anew in memory")
                 raise HiddenEffect(f"forward takes a module that it reads and {how}, for good: do that before "
                                    "planning, or convert tensors, as F.linear(x, part.weight.to(x.dtype)), or use "
                                    "torch.autocast")

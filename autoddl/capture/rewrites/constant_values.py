@@ -27,8 +27,10 @@ ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nump
         "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount",
         "equal", "allclose"}
 """Functions whose results, or their shapes, follow from values. Indexing by a mask and where(mask) are two more."""
-SIZED = {"pad", "view", "reshape", "expand", "repeat", "zeros", "ones", "full", "empty", "new_zeros", "new_ones",
-         "new_full", "new_empty", "arange", "narrow", "split", "roll"}
+MAKES = {"zeros", "ones", "full", "empty", "arange"}
+"""Those of SIZED that read no tensor but for such numbers."""
+SIZED = {"pad", "view", "reshape", "expand", "repeat", "new_zeros", "new_ones", "new_full", "new_empty", "narrow",
+         "split", "roll"} | MAKES
 """Functions that take numbers which may be tensors, as a width of padding that a buffer holds."""
 MASKS = (torch.bool, torch.uint8)
 
@@ -93,7 +95,8 @@ class KnownValues:
 
     def _sized(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Calls a function of SIZED with the numbers that whole tensors of one element hold."""
-        first = args[:1] if args and isinstance(args[0], Tensor) else ()
+        makes = getattr(func, "__name__", "") in MAKES  # a number may come first
+        first = args[:1] if args and isinstance(args[0], Tensor) and not makes else ()
         leaves, spec = pytree.tree_flatten((args[len(first):], kwargs))
         numbers = {i: self._result(Tensor.item, (leaf,), {}) for i, leaf in enumerate(leaves) if _is_number(leaf)}
         if not numbers or any(number is NotImplemented for number in numbers.values()):

@@ -1,24 +1,27 @@
 """Recognises branches on a mask of which one side is right for every mask, so that a graph has that side alone.
 
     if mask.any():                       taken always: where nothing is set, nothing is written
-        x = x.masked_fill(mask, 0)
+        x[mask] = 0
     if not padding_mask.any():           never taken: padding that is nowhere hides as much as none
         padding_mask = None
     if (attention_mask == 1).all():      never taken: a mask that keeps all hides as much as none
         attention_mask = None
 
-Writes are `x[mask] = y`, `masked_fill`, `masked_fill_` and `where` with the mask of the condition, and nothing else.
+Writes are `x[mask] = y` and `x.masked_fill_(mask, y)` with the mask of the condition, and nothing else: `x.masked_fill`
+and `where` may give x another shape or dtype.
 What a mask marks is read in its name: one with `pad` in it what is hidden, another with `mask` in it what is kept.
 """
 
 import ast
 
-from autoddl.capture.rewrites.finite_clamps import called
-
 __all__ = ["drops_idle_mask", "writes_under_mask"]
 
-PURE = ("float", "finfo", "to", "type_as", "tensor", "zeros_like", "ones_like", "full_like", "new_tensor")
+LIKE = ("zeros_like", "ones_like", "full_like", "new_tensor")
+"""Functions that read of a tensor its shape and dtype alone."""
+PURE = (*LIKE, "finfo", "to", "tensor")
 """Functions that may stand in what is written."""
+SETTINGS = ("dtype", "device")
+"""Attributes of a tensor that are no values."""
 
 
 def writes_under_mask(node: ast.If) -> bool:
@@ -63,21 +66,40 @@ def _of(test: ast.expr, end: str) -> str:
 
 
 def _writes(line: ast.stmt, mask: str) -> bool:
-    """Whether a line writes where the mask is set, and nowhere else, what no call changes anything for."""
+    """Whether a line writes in place where the mask is set, and nowhere else, what no earlier value decides."""
     match line:
         case ast.Assign(targets=[ast.Subscript(slice=index)], value=value):
-            return ast.unparse(index) == mask and _is_pure(value)
+            return ast.unparse(index) == mask and _is_given(value)
         case ast.Expr(value=ast.Call(func=ast.Attribute(value=of, attr="masked_fill_"), args=[first, value])):
-            return ast.unparse(first) == mask != ast.unparse(of) and _is_pure(value)
-        case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute(value=of, attr="masked_fill"),
-                                                         args=[first, value])):
-            return ast.unparse(first) == mask and ast.unparse(of) == ast.unparse(target) and _is_pure(value)
-        case ast.Assign(targets=[target], value=ast.Call(func=function, args=[first, value, last])):
-            return (ast.unparse(function) == "torch.where" and ast.unparse(first) == mask
-                    and ast.unparse(last) == ast.unparse(target) and _is_pure(value))
+            return ast.unparse(first) == mask != ast.unparse(of) and _is_given(value)
         case _:
             return False
 
 
-def _is_pure(value: ast.expr) -> bool:
-    return all(called(part.func) in PURE for part in ast.walk(value) if isinstance(part, ast.Call))
+def _is_given(value: ast.expr) -> bool:
+    """Whether a value follows from numbers in the source, attributes of the module, and dtypes alone.
+
+    What forward has computed may have a gradient that is not finite, though none of it is written.
+    """
+    match value:
+        case ast.Constant():
+            return True
+        case ast.Attribute(value=of, attr=attr):
+            return attr in SETTINGS or _root(value) in ("self", "torch") or _is_given(of)
+        case ast.UnaryOp(operand=of):
+            return _is_given(of)
+        case ast.Call(func=ast.Attribute(value=of, attr=attr) as function, args=args, keywords=named):
+            own = attr in LIKE or _root(function) == "torch" or _is_given(of)
+            rest = [*args[attr.endswith("_like"):], *(one.value for one in named)]
+            return attr in PURE and own and all(map(_is_given, rest))
+        case ast.Call(func=ast.Name(id="float"), args=args):
+            return all(map(_is_given, args))
+        case _:
+            return False
+
+
+def _root(value: ast.expr) -> str:
+    """The name at the beginning of a chain of attributes."""
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return value.id if isinstance(value, ast.Name) else ""

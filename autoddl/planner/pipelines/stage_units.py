@@ -259,6 +259,8 @@ class StageUnits:
         What two units keep would count twice. So it is known where what crosses a place is written by the unit before
         it, and read by the unit behind it alone.
         """
+        if self.apart == inf:
+            return inf
         ops, made = self._ops, dict[int, int]()
         for i, op in enumerate(ops):
             made |= dict.fromkeys(op.outputs, i)
@@ -270,7 +272,7 @@ class StageUnits:
                 one = base(ops[i]) in VIEWS or ops[i].outputs.index(t) in keeps[i].keeps
                 if one or bisect_right(self.places, i) != k or any(u != k + 1 for u, read in readers if read == t):
                     return inf
-        return self._cone[1] if self.apart < inf else inf
+        return self._cone[1]
 
     @cached_property
     def _cone(self) -> tuple[float, float]:

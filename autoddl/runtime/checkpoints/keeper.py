@@ -25,7 +25,7 @@ from autoddl.capture.arguments import check_arguments
 from autoddl.core.errors import InputError, MachineError
 from autoddl.runtime.checkpoints.checkpoint import check_state, from_first, is_first, write
 from autoddl.runtime.checkpoints.checkpoint_folder import places, remove, rename
-from autoddl.runtime.checkpoints.checkpoint_series import path_of, prune, settle
+from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, prune, settle
 from autoddl.runtime.checkpoints.checkpoint_settings import fold_settings, packed
 from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, packed_safely, random_state
@@ -71,7 +71,7 @@ class Keeper:
         self._group, self._first = _group_of_all(timeout), is_first()
         self._collector, self._staging, self._writer = StateCollector(), Staging(), CheckpointWriter()
         self._under_way: Future[None] | None = None
-        self._before: int | None = None  # calls of model.step at the last after_step
+        self._before = int(from_first(str(max(kept_steps(self.folder), default=0))))  # steps at the last after_step
 
     def __enter__(self) -> "Keeper":
         return self
@@ -94,8 +94,7 @@ class Keeper:
         if self._under_way is not None and self._under_way.done():
             self.finish()
         before, self._before = self._before, model.steps
-        passed = before is not None and before // self.every < model.steps // self.every
-        if model.steps % self.every and not passed:
+        if before // self.every >= model.steps // self.every:
             return False
         self.save(model, optimizer, **others)
         return True
