@@ -104,9 +104,10 @@ def launch(ranks: int, command: Sequence[str], *, timeout: float | None = None, 
     `tick` is called while waiting, `quiet` drops the output of the ranks, and `places` has a place for each rank.
 
     With `forked` the command is that of `python_module`, and the module has a `main()`. The ranks are then forks of one
-    process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely. With `here`
-    they are forks of this process, which call that in the place of the command (`fork_here`). That is so where it can be
-    forked, ranks are not `quiet` and no place has a prefix.
+    process that imports it (`forked_ranks`), unless a place has a prefix or this system cannot fork safely.
+
+    With `here` they are forks of this process, which call that in the place of the command (`fork_here`). That is so
+    where it can be forked, ranks are not `quiet` and no place has a prefix.
 
     Raises the failed rank's own error, or MachineError if one died or `timeout` seconds passed.
     """
