@@ -21,7 +21,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "is_network", "latency_of", "network_rates",
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "is_network", "latency_of", "link_rates",
            "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
@@ -79,10 +79,15 @@ def _links() -> Mapping[str, Mapping[str, Any]]:
     return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
 
 
-def network_rates(network: bool) -> dict[str, float]:
-    """The bytes/s of every link by name, one direction: of those that leave a host, or of those that do not."""
-    return {name: parse_quantity(facts["bandwidth"], "bytes/s") for name, facts in _links().items()
-            if PROTOCOLS[facts["protocol"]].network == network}
+def link_rates(network: bool, device: str = "") -> dict[str, float]:
+    """The bytes/s of links by name, one direction: of those that leave a host, or of those that do not.
+
+    A device that some link is for has that link, and those that are for any device; one that none is for may have all.
+    """
+    there = {name: facts for name, facts in _links().items() if PROTOCOLS[facts["protocol"]].network == network}
+    own = {name for name, facts in there.items() if device.startswith(tuple(facts.get("devices", ())))}
+    return {name: parse_quantity(facts["bandwidth"], "bytes/s") for name, facts in there.items()
+            if not own or name in own or "devices" not in facts}
 
 
 def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
     if name.lower() not in by_lower:
         near = near_names(name, _links(), f"known are {', '.join(_links())}", most=1)
         raise InputError(f"{name!r} is no known link; {near}; any other is written as bandwidth and latency")
-    facts = dict(_links()[by_lower[name.lower()]])
+    facts = {key: value for key, value in _links()[by_lower[name.lower()]].items() if key != "devices"}
     if "protocol" in tree and tree["protocol"] != facts.get("protocol"):
         facts.pop("efficiency", None)  # it was that of the usual protocol
     return {**facts, **{key: value for key, value in tree.items() if key != "link"}}

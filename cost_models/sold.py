@@ -8,7 +8,7 @@ A slip is a figure for which a likely one is known:
     directions   a device link's number for both directions together, where a port has it in each
 """
 
-from autoddl.cost_models.links import network_rates
+from autoddl.cost_models.links import link_rates
 from autoddl.cost_models.units import show_rate
 
 __all__ = ["FAR", "SOLD", "how_far", "link_slip", "thousands_slip"]
@@ -42,13 +42,13 @@ def thousands_slip(what: str, value: float, kind: str = "cpu") -> float | None:
     return next((better for factor in (1e3, 1e-3, 1e6, 1e-6) if least <= (better := value * factor) <= most), None)
 
 
-def link_slip(bandwidth: float, network: bool) -> str:
+def link_slip(bandwidth: float, network: bool, device: str = "") -> str:
     """Says what was likely meant by a level's bandwidth: bits for bytes, or one direction for both; "" for none.
 
     `network` says whether the level leaves the host (`links.is_network`). A rate that is sold as it is written is none;
-    of a network, one that is sold of networks.
+    of a network, one that is sold of networks; of links between devices, one that the device called `device` has.
     """
-    networks, links = network_rates(True), network_rates(False)
+    networks, links = link_rates(True), link_rates(False, device)
     if network and (name := _same(bandwidth / 8, networks)) and not _same(bandwidth, networks):
         bits = bandwidth / 1e9
         return _slip("network", bandwidth, f"the {bits:,g} Gb/s of {name} were meant, write {bits:g} Gb/s")
@@ -56,9 +56,10 @@ def link_slip(bandwidth: float, network: bool) -> str:
         return ""
     if name := _same(bandwidth * 8, links):
         rate = show_rate(bandwidth * 8)
-        return _slip("link", bandwidth, f"the {rate} of {name} were meant, write {rate}")
+        return _slip("link of such a device", bandwidth, f"the {rate} of {name} were meant, write {rate}")
     if name := _same(bandwidth / 2, links):
-        return _slip("link", bandwidth, f"both directions of {name} were meant, write one, {show_rate(bandwidth / 2)}")
+        both = f"both directions of {name} were meant, write one, {show_rate(bandwidth / 2)}"
+        return _slip("link of such a device", bandwidth, both)
     return ""
 
 

@@ -1,4 +1,4 @@
-"""Folds dotted names that differ in one number into one name, `layers.0-31.q_proj`, and finds names near another."""
+"""Folds dotted names that differ in numbers into one name, `layers.0-31.q_proj`, and finds names near another."""
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
@@ -15,21 +15,35 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def fold_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Folded name -> the names behind it, in order: those that differ in their first number only."""
+    """Folded name -> the names behind it, in order: those that differ in their numbers only."""
     return {name: tuple(members) for name, _, members in fold_rows((name, None) for name in names)}
 
 
 def fold_rows(rows: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, list[str]]]:
-    """Rows of equal value whose names differ in their first number only, as one row.
+    """Rows of equal value whose names differ in their numbers only, as one row that stands for exactly these names.
 
-    Returns (name with the numbers as ranges, value, names) in the order in which the rows first appear.
+    The first part of the names is folded first, then the next of what that left: `a.0.0`, `a.0.1`, `a.1.0`, `a.1.1` and
+    `a.1.2` are `a.0-1.0-1` and `a.1.2`. Returns (name with the numbers as ranges, value, names), rows and names in the
+    order in which they first appear.
     """
-    groups: dict[tuple[str, Value], dict[str, int | None]] = {}
-    for name, value in rows:
-        match = _NUMBER.search(name)
-        pattern = f"{name[:match.start()]}\0{name[match.end():]}" if match else name
-        groups.setdefault((pattern, value), {})[name] = int(match[0]) if match else None
-    return [(pattern.replace("\0", number_ranges([n for n in members.values() if n is not None])), value, list(members))
+    once = dict.fromkeys(rows)
+    order = {name: i for i, (name, _) in enumerate(once)}
+    found = [(tuple(name.split(".")), value, [name]) for name, value in once]
+    for place in range(max((len(parts) for parts, *_ in found), default=0)):
+        found = _folded_at(place, found)
+    return [(".".join(parts), value, sorted(names, key=order.__getitem__)) for parts, value, names in found]
+
+
+def _folded_at(place: int, rows: list[tuple[tuple[str, ...], Value, list[str]]]
+               ) -> list[tuple[tuple[str, ...], Value, list[str]]]:
+    """Rows that are alike but for a number at one place of their names, as one."""
+    groups: dict[tuple[tuple[str, ...], Value], dict[str, list[str]]] = {}
+    for parts, value, names in rows:
+        number = parts[place] if len(parts) > place and parts[place].isdecimal() else ""
+        pattern = (*parts[:place], "", *parts[place + 1:]) if number else parts
+        groups.setdefault((pattern, value), {})[number] = names
+    return [((*pattern[:place], number_ranges([int(n) for n in members]), *pattern[place + 1:])
+             if "" not in members else pattern, value, [name for names in members.values() for name in names])
             for (pattern, value), members in groups.items()]
 
 

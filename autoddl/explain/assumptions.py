@@ -70,7 +70,7 @@ def odd_values(cluster: Cluster) -> tuple[str, ...]:
     for i, level in enumerate(cluster.levels):
         place = f"level {level.name}"
         found += _odd(place, "bandwidth", level.bandwidth, "", "bytes/s")
-        if slip := link_slip(level.bandwidth, is_network(level, i)):
+        if slip := link_slip(level.bandwidth, is_network(level, i), device.name):
             found.append(f"{place}: {slip}")
         found += _odd(place, "latency", level.latency, "", "seconds")
     return tuple(found)

@@ -86,6 +86,16 @@ def test_a_slip_of_a_unit_is_named_with_what_was_meant(old: str, new: str, said:
     assert len(found) == bool(said) and said in "".join(found)
 
 
+@pytest.mark.parametrize(("device", "rate", "said"), [
+    ("A100-80GB", "600 GB/s", "if both directions of NVLink3 were meant, write one, 300 GB/s"),
+    ("H100-80GB", "900 GB/s", "if both directions of NVLink4 were meant, write one, 450 GB/s"),
+    ("A100-80GB", "300 GB/s", ""), ("B200-180GB", "900 GB/s", ""), ("TPU-v5p-95GB", "600 GB/s", "")])
+def test_a_rate_that_only_another_device_has_is_a_slip(device: str, rate: str, said: str) -> None:
+    levels = f"levels: [{{name: node, size: 8, bandwidth: {rate}, latency: 3 us}}]"
+    found = odd_values(parse_cluster(f"name: one\ndevice: {device}\n{levels}", "slip"))
+    assert len(found) == bool(said) and said in "".join(found)
+
+
 def test_no_cluster_of_the_examples_is_odd() -> None:
     for path in (ROOT / "examples" / "clusters").glob("*.yaml"):
         assert odd_values(load_cluster(path)) == (), path
