@@ -46,7 +46,7 @@ from autoddl.search.exact import (
 from autoddl.search.exhaustive import search_exhaustively
 from autoddl.search.lagrangian import find_least_bytes
 from autoddl.search.large import elimination_space, lower_bound, rough_space, solve_by_messages
-from autoddl.search.limits import Above, Clock, Limits, Progress
+from autoddl.search.limits import Above, Clock, Late, Limits, Progress, never
 from autoddl.search.relaxations import Space
 
 __all__ = [
@@ -75,6 +75,7 @@ def solve(
     ceiling: float = math.inf,
     price: float = 0.0,
     space: Space | None = None,
+    late: Late = never,
 ) -> Solution:
     """The choice with the least seconds within the budget, and a proven bound.
 
@@ -87,6 +88,7 @@ def solve(
         ceiling       seconds; the exact solver stops once its bound, within the tolerance, reaches them
         price         a guess of the solution's price of a byte, which the exact solver tries first
         space         the result of `elimination_space(problem)`, if there is one
+        late          tells whether the time is over of all that this is a part of: then it ends as by its own limit
 
     Raises InputError for an unknown solver, or a problem too large for it. Raises Infeasible where no plan fits, and
     Above where the ceiling is reached without a plan.
@@ -94,7 +96,7 @@ def solve(
     if solver not in SOLVERS:
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
-    limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT), tell, seed, price)
+    limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT, late), tell, seed, price)
     space = elimination_space(problem) if space is None and solver == "exact" else space
     if solver == "exact" and space is not None:
         return _scored(problem, solve_exactly(problem, limits, space=space), solver)

@@ -122,7 +122,7 @@ def _polished(space: Space, heap: list[tuple[float, int, _Node]], count: Iterato
     if not heap or heap[0][0] >= near.target(best.seconds) or heap[0][2].dual is None or limits.clock.expired:
         return best
     try:
-        children, found = _widen(space, heap[0][2], best, Clock(None, POLISH))
+        children, found = _widen(space, heap[0][2], best, limits.clock.of(POLISH))
     except Exhausted:
         return best
     heapq.heappop(heap)

@@ -86,6 +86,7 @@ class CutPlanes:
         traced       cut -> seconds as traced
         stacked      tables and fixed seconds as arrays
         means        numbers of the paths of mean seconds
+        closely      cuts of which a blend was found
     """
 
     problem: CutProblem
@@ -104,6 +105,7 @@ class CutPlanes:
     traced: dict[tuple[int, ...], float] = field(default_factory=dict)
     stacked: tuple[Array, Array] | None = None
     means: list[int] = field(default_factory=list)
+    closely: set[tuple[int, ...]] = field(default_factory=set)
 
     @property
     def possible(self) -> Mask:
@@ -209,6 +211,17 @@ class CutPlanes:
             if value + self.fixed[number] >= most * (1 - CLOSE):
                 break
         return found
+
+    def blend_at(self, cut: tuple[int, ...]) -> bool:
+        """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there."""
+        if self.stages is None or cut in self.closely:
+            return False
+        self.closely.add(cut)
+        options = [np.array([[n]]) for n in cut]
+        groups = [(s,) for s in range(len(cut))]
+        self.add_blend(best_blend(self.problem, groups, options, self._begun(), self.stages)[1])
+        self.add_priced(cut)
+        return True
 
     def _begun(self) -> list[PathBound]:
         """The paths with which a blend begins: the greatest at each of the least cuts that were traced."""

@@ -5,9 +5,17 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Above", "Clock", "Exhausted", "Limits"]
+__all__ = ["Above", "Clock", "Exhausted", "Late", "Limits", "never"]
 
 Progress = Callable[[float, float], None]
+
+Late = Callable[[], bool]
+"""Tells whether the time is over."""
+
+
+def never() -> bool:
+    """Tells that there is time."""
+    return False
 
 
 class Exhausted(Exception):
@@ -24,27 +32,36 @@ class Above(Exception):
 
 @dataclass(slots=True)
 class Clock:
-    """The time that may be used, or without a limit a number of label pairs, which is the same on every machine."""
+    """The time that may be used, or without a limit a number of label pairs, which is the same on every machine.
+
+    `late` says whether the time is over of a search that this one is a part of.
+    """
 
     deadline: float | None
     pairs: float
     spent: int = 0
+    late: Late = never
 
     @classmethod
-    def start(cls, time_limit: float | None, pairs: float) -> "Clock":
-        """A clock of `time_limit` seconds, or of `pairs` if that is None."""
-        return cls(None, pairs) if time_limit is None else cls(time.monotonic() + time_limit, math.inf)
+    def start(cls, time_limit: float | None, pairs: float, late: Late = never) -> "Clock":
+        """A clock of `time_limit` seconds, or of `pairs` if that is None, that ends when it is `late`."""
+        deadline = None if time_limit is None else time.monotonic() + time_limit
+        return cls(deadline, pairs if deadline is None else math.inf, late=late)
 
     def part(self, share: float) -> "Clock":
         """A clock with a fraction of the time or effort that is left."""
         if self.deadline is None:
-            return Clock(None, self.pairs * share)
-        return Clock(time.monotonic() + max(0.0, self.left) * share, math.inf)
+            return self.of(self.pairs * share)
+        return Clock(time.monotonic() + max(0.0, self.left) * share, math.inf, late=self.late)
+
+    def of(self, pairs: float) -> "Clock":
+        """A clock of so many pairs, which ends no later than all of this one's search has to."""
+        return Clock(None, pairs, late=self.late)
 
     @property
     def expired(self) -> bool:
         """Whether the time or the effort is used up."""
-        return self.pairs <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline)
+        return self.pairs <= 0 or (self.deadline is not None and time.monotonic() >= self.deadline) or self.late()
 
     @property
     def left(self) -> float:

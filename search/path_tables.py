@@ -54,12 +54,14 @@ def path_tables(problem: CutProblem, paths: Sequence[PathBound]) -> list[Array]:
     """[stage, blocks] seconds of each path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
     What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
-    once, behind it those without weights of messages: the greatest sum holds.
+    once, behind it those without weights of messages: the greatest sum holds. To a blend that of `directions` is too.
     """
     found = list[Array]()
     for begin in range(0, len(paths), TABLES):
-        counts = np.stack([_counts(path) for path in paths[begin:begin + TABLES]])
-        found += list(np.pad(_seconds(problem, counts), ((0, 0), (0, 0), (1, 0))))
+        some = paths[begin:begin + TABLES]
+        blends = all(not path.path for path in some)
+        seconds = _seconds(problem, np.stack([_counts(path) for path in some]), blends=blends)
+        found += list(np.pad(seconds, ((0, 0), (0, 0), (1, 0))))
     return found
 
 
@@ -76,7 +78,8 @@ def priced_table(problem: CutProblem, path: PathBound, table: Array, cut: Sequen
             times = LESS * _times(one, counts) if one.stages == group else 0.0
             if times > 0:
                 if one.weights not in rest:
-                    rest[one.weights] = _seconds(problem, (counts[at] - times * _weights(one))[None], at)[0]
+                    rest[one.weights] = _seconds(problem, (counts[at] - times * _weights(one))[None], at,
+                                                 blends=not path.path)[0]
                 rows = np.maximum(table[at, 1:], times * one.values + rest[one.weights])
                 less = times * one.price * one.budget
                 gain = sum(float(row[cut[s] - 1] - table[s, cut[s]]) for s, row in zip(at, rows, strict=True)) - less
@@ -117,14 +120,18 @@ def _stated(problem: CutProblem) -> list[tuple[tuple[float, ...], Array]]:
     return [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
 
 
-def _seconds(problem: CutProblem, left: Array, stages: Sequence[int] | slice = slice(None)) -> Array:
-    """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by all that is known."""
+def _seconds(problem: CutProblem, left: Array, stages: Sequence[int] | slice = slice(None), *, blends: bool) -> Array:
+    """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by all that is known.
+
+    Where these are blends, that are all `directions` too, each before all else.
+    """
     known = [(weights, values[stages]) for weights, values in _stated(problem)]
+    first = [*known, *((weights, values[stages]) for weights, values in problem.directions if blends)]
     terms = np.nan_to_num(problem.seconds[stages], posinf=0.0)
     least: Array = (left[:, :, None, :6] * terms).sum(axis=3)
     seconds = np.array(least)
-    for k, (weights, values) in enumerate(known):
-        order = [known[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
+    for k, (weights, values) in enumerate(first):
+        order = [first[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
         s, n = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
         more = _more(terms[s, n], left[:, s], [(each, array[s, n]) for each, array in order])
         seconds[:, s, n] = np.maximum(seconds[:, s, n], least[:, s, n] + more)
@@ -188,7 +195,8 @@ class _Fractional:
         self._row([(share, float(n)) for shares, own in zip(self.shares, options, strict=True)
                    for share, n in zip(shares, own.sum(axis=1), strict=True)], *(float(problem.blocks),) * 2)
         for s in range(len(problem.seconds)):
-            for weights, values in (*_single_terms(problem, s), *((w, known[s]) for w, known in _stated(problem))):
+            stated = (*_stated(problem), *problem.directions)
+            for weights, values in (*_single_terms(problem, s), *((w, known[s]) for w, known in stated)):
                 self._row([*self._weighted(s, weights), *self._known(s, values)], 0.0)
         for one in problem.priced:
             self._row([pair for s, weights, values in zip(one.stages, one.weights, one.values, strict=True)

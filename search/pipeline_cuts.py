@@ -9,7 +9,7 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
     3  in a box, blend the paths, by a linear program over fractional cuts (`path_tables`); or mix them: weights that
        maximise the least mixture over some cuts (another), the cut that has the least of this mixture, again while that
        raises the bound; each drops options
-    4  a box with few cuts is finished by the greatest path at each of its cuts
+    4  a box with few cuts is finished by the greatest path at each of its cuts, or a blend of paths there
     5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
 
 It ends when no box is left, after `effort` boxes, or when it is late. The bound is the least of the goal and the boxes
@@ -52,6 +52,9 @@ FEW = 5_000
 
 MIXTURES = 40
 """Most mixtures of a box."""
+
+BLENDED = 8
+"""Cuts of a box with few of which a blend is found each."""
 
 CLOSE = 1e-3
 """The gap to the best mixture of paths that is close enough where no cut is traced."""
@@ -101,7 +104,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     cut = search.best
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
-                       tuple(path for path in search.paths if path.path))
+                       tuple(path for path in search.paths if path.path), tree.blend)
 
 
 def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound], mean: TraceMean | None = None
@@ -178,6 +181,7 @@ class _Node:
         split       how it was divided
         keys        of its children
         children    its parts
+        blend       the last blend of it, or of the box around it
     """
 
     box: Box
@@ -188,6 +192,7 @@ class _Node:
     split: Split = ""
     keys: list[tuple[int, float | tuple[tuple[int, ...], ...]]] = field(default_factory=list)
     children: list["_Node"] = field(default_factory=list)
+    blend: PathBound | None = None
 
     def learn(self, least: Sequence[Array], goal: float, mixtures: Sequence[Mixture]) -> None:
         """Takes over bounds of the options that mixtures prove, and drops options above the goal."""
@@ -205,7 +210,7 @@ class _Node:
             least = [one[mask] for one, mask in zip(self.least, masks, strict=True)]
             self.keys.append(key)
             self.children.append(_Node(box, max(self.bound, *(float(one.min()) for one in least)), self.depth + 1,
-                                       least))
+                                       least, blend=self.blend))
 
 
 class _Tree:
@@ -215,6 +220,7 @@ class _Tree:
         self.search, self.late = search, late
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed, self.weakest = math.inf, tuple[int, ...]()
+        self.blend: PathBound | None = None
 
     def grow(self, effort: int) -> float:
         """Looks into `effort` boxes at most; returns the bound in seconds."""
@@ -228,7 +234,15 @@ class _Tree:
                 for child in node.children:
                     heapq.heappush(heap, (child.bound, next(order), child))
         left = heap[0][0] if heap else math.inf
+        self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest(self.weakest)
         return min(self.search.goal, self.closed, left)
+
+    def _greatest(self, cut: tuple[int, ...]) -> PathBound | None:
+        """The blend that says most of a cut, if no path says more."""
+        if not cut or self.closed >= self.search.goal:
+            return None
+        path = self.search.paths[int(self.search.at([cut])[:, 0].argmax())]
+        return None if path.path else path
 
     def proof(self) -> CutNode:
         """The tree as a proof."""
@@ -258,6 +272,7 @@ class _Tree:
         search = self.search
         for mixture in search.blend(node.box, node.least):
             table, fixed = search.mixed(mixture)
+            node.blend = search.paths[mixture[0][0]]
             node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
             if node.box.empty:
                 return
@@ -286,18 +301,20 @@ class _Tree:
         """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others."""
         search = self.search
         cuts = enumerate_cuts(box)
-        values, known = search.at(cuts).max(axis=0), len(search.paths)
+        values, known, blended = search.at(cuts).max(axis=0), len(search.paths), 0
         while len(cuts):
             at = int(values.argmin())
             cut = tuple(int(n) for n in cuts[at])
             if values[at] >= search.goal:
                 return
-            if cut in search.traced:
+            if cut not in search.traced:
+                search.evaluate(cut)
+            elif blended < BLENDED and search.blend_at(cut):
+                blended += 1
+            else:
                 if values[at] < self.closed:
                     self.closed, self.weakest = float(values[at]), cut
                 values[at] = math.inf
-                continue
-            search.evaluate(cut)
             if len(search.paths) > known:
                 tables, fixed = search.tables[known:], search.fixed[known:]
                 for table, own in zip(tables, fixed, strict=True):

@@ -112,6 +112,7 @@ class CutProblem:
                      0 where nothing is. Two weights more are of what the messages before and behind the stage take,
                      each as half of what its boundary's transfer takes above `transfers`
         priced       what is known of stages that share a rank's memory
+        directions   more of what `known` has, for terms weighted about as those of a blend: applied to blends alone
     """
 
     schedule: Schedule
@@ -120,6 +121,7 @@ class CutProblem:
     whole: Array | None = None
     known: tuple[tuple[tuple[float, ...], Array], ...] = ()
     priced: tuple[PricedStages, ...] = ()
+    directions: tuple[tuple[tuple[float, ...], Array], ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -194,6 +196,7 @@ class CutSolution:
         evaluations    the cuts whose exact seconds were asked for, with these
         traces         number of cuts whose critical path was sought
         paths          all paths used, for another search of this schedule
+        blend          the blend of the box that decides the bound; None where no box is left, or none was blended
     """
 
     cut: tuple[int, ...]
@@ -204,6 +207,7 @@ class CutSolution:
     evaluations: dict[tuple[int, ...], float]
     traces: int
     paths: tuple[PathBound, ...]
+    blend: PathBound | None = None
 
 
 def stage_load(seconds: float) -> float:

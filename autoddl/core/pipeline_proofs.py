@@ -34,6 +34,7 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int]) -
     return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
             "seconds": plain(problem.seconds[:, :, :3 if splits else 2].tolist()), "whole": whole,
             "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
+            "directions": [[list(weights), plain(values.tolist())] for weights, values in problem.directions],
             "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
             "proof": _PROOF.dump_python(proof, mode="json")}
 
@@ -56,7 +57,8 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
         problem = CutProblem(Schedule.parse(tree["schedule"]), seconds, tuple(tree["transfers"]),
                              None if tree["whole"] is None else array(tree["whole"]),
                              tuple((tuple(weights), array(values)) for weights, values in tree["known"]),
-                             tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())))
+                             tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())),
+                             tuple((tuple(weights), array(values)) for weights, values in tree.get("directions", ())))
         return problem, _PROOF.validate_python(tree["proof"])
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

@@ -210,7 +210,7 @@ class _State:
         """
         search, most, least, found, near = self.search, self.search.budget, 0.0, False, self.tolerance
         tried = 0
-        while tried < SHRINKS and most - least > NARROW * search.budget:
+        while tried < SHRINKS and not search.late() and most - least > NARROW * search.budget:
             room = (most + least) / 2
             if not found:
                 over = search.peaks.of(solution.choice).nbytes - search.budget
@@ -248,12 +248,14 @@ class _State:
         Backward comes to the first blocks last: there, what the others kept is gone by then. So these are computed
         again first.
         """
-        network, levels = self.search.network, sorted(self.levels, reverse=True)
+        search, levels = self.search, sorted(self.levels, reverse=True)
         for _ in range(FIXED):
-            fixed = network.fixed_at(levels)
+            if search.late():
+                return
             try:
-                found = BudgetSearch(fixed, self.search.budget, self.search.solver, self.search.time_limit).solve(
-                    self.row, self.price, min(self.ceiling, self.seconds), self.tolerance)
+                fixed = BudgetSearch(search.network.fixed_at(levels), search.budget, search.solver, search.time_limit,
+                                     late=search.late)
+                found = fixed.solve(self.row, self.price, min(self.ceiling, self.seconds), self.tolerance)
             except (Infeasible, Above) as error:
                 if isinstance(error, Above) or 0 not in levels:
                     return

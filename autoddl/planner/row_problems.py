@@ -24,6 +24,7 @@ from autoddl.pricing.build_problem import CostNetwork, Row
 from autoddl.pricing.kept_tensors import KeptTensors, with_kept_tensors
 from autoddl.pricing.lifetimes import UPDATE, Moment
 from autoddl.search import Space, elimination_space, relax, smallest, solve
+from autoddl.search.limits import Late, never
 
 __all__ = ["RowProblems", "best_weights", "dual_row", "least_peak", "plane_of", "row_key"]
 
@@ -54,6 +55,8 @@ class RowProblems:
     """Seconds that solving one problem may take; None: no limit."""
     plain: CostNetwork | None = None
     """The network without policies of recomputation: without a budget nothing is faster computed again."""
+    late: Late = never
+    """Tells whether the time is over of all that this is a part of."""
     peaks: Peaks = field(init=False)
     """The memory lines drawn so far."""
     _made: dict[tuple[tuple[Moment, float], ...] | None, tuple[Problem, Space | None]] = field(default_factory=dict)
@@ -75,13 +78,14 @@ class RowProblems:
 
     def free(self, tolerance: float = 0.0, ceiling: float = inf) -> Solution:
         """The optimum without a budget, or a bound on it and a choice that may be forbidden."""
-        search = self if self.plain is None else RowProblems(self.plain, self.budget, self.solver, self.time_limit)
+        search = self if self.plain is None else RowProblems(self.plain, self.budget, self.solver, self.time_limit,
+                                                             late=self.late)
         problem, space = search.ready_for_seconds()
         if space is not None and space.program.exact:
             solution = relax(problem, 0.0, space)
         else:
             solution = solve(problem.within(None), self.solver, time_limit=self.time_limit, tolerance=tolerance,
-                             ceiling=ceiling)
+                             ceiling=ceiling, late=self.late)
         return replace(solution, choice=(0,) * len(self.network.policies.blocks) * (search is not self)
                        + solution.choice)
 
@@ -107,7 +111,7 @@ class RowProblems:
     def solved(self, problem: Problem, tolerance: float, ceiling: float, price: float, space: Space | None) -> Solution:
         """The solution of a row's problem, with a choice of `network`. Raises Infeasible, and Above the ceiling."""
         found = solve(problem, self.solver, time_limit=self.time_limit, tolerance=tolerance, ceiling=ceiling,
-                      price=price, space=space)
+                      price=price, space=space, late=self.late)
         return replace(found, choice=self.kept.plain(found.choice))
 
     def relaxed(self, problem: Problem, price: float, space: Space | None) -> Solution:

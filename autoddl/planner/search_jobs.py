@@ -67,7 +67,8 @@ class Jobs:
             network = build_network(self.task, self.candidates[i], self.lifetimes)
             blocks = network.policies.blocks
             plain = network.fixed_at((0,) * len(blocks)) if blocks else None
-            self.kept[i] = BudgetSearch(network, self.task.budget, options.solver, options.time_limit, plain)
+            self.kept[i] = BudgetSearch(network, self.task.budget, options.solver, options.time_limit, plain,
+                                        self.task.late)
             while len(self.kept) > 1 and sum(_cells(one.network) for one in self.kept.values()) > self.CELLS:
                 del self.kept[next(iter(self.kept))]
         return self.kept[i]
@@ -104,7 +105,7 @@ class Jobs:
             return Answer(None, bound=lower_bound(problem, price))
         if space is None:
             problem, _ = search.ready_for_seconds()
-            solution = solve(problem.within(None), options.solver, time_limit=options.time_limit)
+            solution = solve(problem.within(None), options.solver, time_limit=options.time_limit, late=self.task.late)
             return self._answer(search, solution, made, free=solution.bound)
         solution = search.relaxed(problem, price, space) if price else relax(problem, price, space)
         if not price or self._alone(i):

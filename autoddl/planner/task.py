@@ -26,6 +26,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.process_pool import beside
 from autoddl.planner.unused_options import check_of_model
 from autoddl.pricing.price import Copies, Counts, Ports
+from autoddl.search.limits import Late, never
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,6 +70,8 @@ class PlanTask:
     """What copies of this stage exchange; None: it is not counted (`Pricing`)."""
     notes: tuple[str, ...] = ()
     """Lines on what is around the module and not in the graph."""
+    late: Late = never
+    """Tells whether the time is over that the search over stages may take: then no problem is solved further."""
 
     def has(self, microbatches: int) -> bool:
         """Whether `variant` has it without capturing."""

@@ -78,6 +78,12 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
     return [counts(q) for q in range(len(paths))]
 
 
+def _is_blend(paths: Sequence[Trail], trail: Trail) -> bool:
+    """Whether a path is a blend, also as it is priced."""
+    own = paths[trail.path] if isinstance(trail, PricedPath) else trail
+    return not isinstance(own, PricedPath) and any(not isinstance(one, str) for one in own)
+
+
 def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:
     """The counts of a blend. Weights are at least 0 and are divided by their sum, if above 1."""
     assert all(0 <= weight < np.inf for _, weight in blend), \
@@ -109,25 +115,30 @@ class _Check:
         stated = [*problem.known, *([((1, 1, 1), problem.whole)] if problem.whole is not None else [])]
         self.alone = [k for k, (weights, _) in enumerate(stated) if len(weights) <= 6]
         self.known: list[Known] = [(np.array([*weights, *(0.0,) * (8 - len(weights))]),
-                                    np.where(self.possible, values, 0.0)) for weights, values in stated]
+                                    np.where(self.possible, values, 0.0)) for weights, values in
+                                   (*stated, *problem.directions)]
+        self.paths = len(stated)
         reduces = bool((problem.seconds[:, :, 4] > 0).any()) or any(weights[4] for weights, _ in self.known)
         every = _counts(proof.paths, PathWalk(problem.schedule, reduces))
         counts = np.array([[[*row, *sides] for row, sides in zip(stages, zip([0.0, *sent], [*sent, 0.0], strict=True),
                                                                  strict=True)] for stages, sent in every]
                           ).reshape(len(every), *self.terms.shape[::2])
         self.fixed = np.array([sent for _, sent in every]) @ np.array(problem.transfers)
+        blends = [q for q, trail in enumerate(proof.paths) if _is_blend(proof.paths, trail)]
         self.tables = np.stack([self._rows(s, counts[:, s]) for s in range(len(self.terms))], axis=1)
+        self.tables[blends] = np.stack([self._rows(s, counts[blends, s], blends=True) for s in range(len(self.terms))],
+                                       axis=1)
         for q, path in enumerate(proof.paths):
             if isinstance(path, PricedPath):
-                self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices)
+                self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices, q in blends)
 
-    def _rows(self, s: int, counts: Array) -> Array:
+    def _rows(self, s: int, counts: Array, blends: bool = False) -> Array:
         """[path, blocks - 1] seconds of a stage whose terms count so often, [path, term]: the most of all orders.
 
-        The two terms that messages add have seconds of 0 or more.
+        The two terms that messages add have seconds of 0 or more. What is known of directions is for blends.
         """
         least: Array = counts @ self.terms[s].T
-        orders = [[k, *(j for j in self.alone if j != k)] for k in range(len(self.known))]
+        orders = [[k, *(j for j in self.alone if j != k)] for k in range(len(self.known) if blends else self.paths)]
         return reduce(np.maximum, (least + self._more(s, counts, [self.known[k] for k in order]) for order in orders),
                       least)
 
@@ -144,7 +155,7 @@ class _Check:
                 left[used] -= times * each
         return found
 
-    def _priced(self, problem: CutProblem, q: int, counts: Array, prices: Mixture) -> Terms:
+    def _priced(self, problem: CutProblem, q: int, counts: Array, prices: Mixture, blends: bool) -> Terms:
         """The seconds of a path on which stages of a rank are counted together, so often for each price."""
         table, fixed, left = self.tables[q].copy(), float(self.fixed[q]), counts.copy()
         added = np.zeros_like(table)
@@ -159,7 +170,7 @@ class _Check:
                 added[s] += times * values
         assert left.min() >= 0, f"{prices}: they count more than is on the path"
         for s in {s for k, _ in prices for s in problem.priced[k].stages}:
-            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None])[0])
+            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
         return table, fixed
 
     def _mixed(self, mixture: Mixture) -> Terms:

@@ -1,9 +1,10 @@
 """Cuts of chains into pipeline stages: the best of all cuts, bounds that are proved, and proofs that are refused."""
 
 import random
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import combinations, pairwise, product
 from math import inf
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from random_pipelines import NAMES, draw_schedule, draw_transfers, makespan
 from sampling import parametrize_or_slow
 
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
 from autoddl.core.pipeline_schedules import generate
@@ -158,6 +160,49 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
                       for table, path in zip(path_tables(less, paths), paths, strict=True))
     assert 1.004 * max(single) < value == pytest.approx(most) and value <= seconds_of(problem, cut) * (1 + 1e-9)
+
+
+def chain_of_plans(seed: int) -> tuple[CutProblem, Array]:
+    """A chain whose blocks have one of three plans in a stage, known by the least of each term and by two sums.
+
+    Returns [plan, term] the seconds of a block too.
+    """
+    rng = random.Random(seed)
+    schedule, m = generate(("1f1b", "gpipe", "zb-h1")[seed % 3], 3, 4), 4.0
+    plans = np.array([[rng.uniform(0.3, 1.0) for _ in range(3)] + [rng.uniform(0.5, 5.0) for _ in range(3)]
+                      for _ in range(3)])
+    blocks = np.arange(1, 13)[None, :, None]
+    known = tuple((weights, blocks[0, :, 0] * (plans @ weights).min() * np.ones((3, 1)))
+                  for weights in ((m, m, m, 1.0, 1.0, 1.0), (m, m, m, 0.0, 0.0, 0.0)))
+    return CutProblem(schedule, blocks * plans.min(axis=0) * np.ones((3, 1, 1)), (0.1, 0.1), None, known), plans
+
+
+def test_what_is_known_of_a_blends_own_counts_bounds_every_choice_of_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("autoddl.search.pipeline_cuts.FEW", 1)
+    raised = needless = 0
+    for seed in range(9):
+        problem, plans = chain_of_plans(seed)
+
+        def exact(cut: tuple[int, ...], problem: CutProblem = problem, plans: Array = plans) -> float:
+            return min(makespan(problem.schedule, [StageSeconds(*(n * x)) for n, x in zip(cut, chosen, strict=True)],
+                                problem.transfers) for chosen in product(plans, repeat=3))
+
+        paths = closed_paths(problem.schedule, ("gather", "reduce", "update"))
+        least, bounds = min(map(exact, cuts_of(problem))), list[float]()
+        for _ in range(4):
+            found = least_over_cuts(problem, paths, partial(trace_cut, problem), exact, tolerance=1e-10, effort=1,
+                                    stages=partial(critical_path, problem.schedule))
+            check_pipeline_bound(problem, found.proof, found.bound)
+            bounds.append(found.bound)
+            directions = [(row, np.arange(1, 13) * (plans @ row).min() * np.ones((3, 1)))
+                          for row in (found.blend.stages if found.blend else ())]
+            problem = replace(problem, directions=(*problem.directions, *directions))
+        assert max(bounds) <= least * (1 + CLOSE)
+        raised += bounds[-1] > 1.005 * bounds[0]
+        with suppress(AssertionError):
+            check_pipeline_bound(replace(problem, directions=()), found.proof, found.bound)
+            needless += 1
+    assert raised >= 5 and needless <= 4
 
 
 def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:

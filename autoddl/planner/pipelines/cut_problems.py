@@ -57,9 +57,12 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
     seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
     seconds[~np.isfinite(known)] = inf
     terms = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more, *extra)
+    directions = [(weights, _by_stage(part, [part.on(s).least(weights) for s in range(part.stages)]))
+                  for weights in part.directions]
     return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [one.repeats for one in own]) / m,
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
-                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)))
+                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),
+                      tuple((weights, _once(part, weights, values)) for weights, values in directions))
 
 
 def _sent(part: StageParts, weights: Sequence[float], sides: Sequence[float]) -> Array:

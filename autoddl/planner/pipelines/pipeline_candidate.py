@@ -67,6 +67,9 @@ ATTEMPTS = 12
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
+TURNS = 4
+"""Times that a blend is found of all cuts, and what units take where seconds count so, before anything is solved."""
+
 FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into for the first bound, and for each other."""
 
@@ -241,13 +244,25 @@ class CutSearch:
         if not self.rounds and self.answer is None:
             with suppress(OutOfTime):
                 self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
-        self.answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance)
+        self.answer = self._known_of_blends()
         if self.answer is None:
             self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
                 self._find_any(cut_of(self.answer.cut))
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
+
+    def _known_of_blends(self) -> CutSolution | None:
+        """The cut that is least under what is known, after more is of units where seconds count as the last blend's."""
+        for turn in reversed(range(1 if self.rounds else TURNS)):
+            answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance,
+                                 1 if turn else EFFORT if self.rounds else FIRST_EFFORT)
+            if answer is None or answer.blend is None or self.is_closed:
+                return answer
+            with suppress(OutOfTime):
+                for s, counts in enumerate(answer.blend.stages):
+                    self.part.on(s).learn_direction(s, counts)
+        return answer
 
     def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""
@@ -267,14 +282,13 @@ class CutSearch:
         left = 1 - self.bound / self.best if self.best < inf else 1.0
         return max(self.part.task.options.tolerance / 4, min(ROUGH, left / 8))
 
-    def _least(self, problem: CutProblem, tolerance: float) -> CutSolution | None:
+    def _least(self, problem: CutProblem, tolerance: float, effort: int = EFFORT) -> CutSolution | None:
         """The cut that is least under what is known, within a gap; None where no stage has a plan."""
         try:
             likely = likely_problem(problem)
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
-                                     effort=EFFORT if self.rounds else FIRST_EFFORT,
-                                     tolerance=tolerance, blends=self.blends, ceiling=self.best, late=self.late,
-                                     stages=partial(critical_path, self.schedule))
+                                     effort=effort, tolerance=tolerance, blends=self.blends, ceiling=self.best,
+                                     late=self.late, stages=partial(critical_path, self.schedule))
         except InputError:
             return None
         self.paths = answer.paths

@@ -280,5 +280,5 @@ def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: Stage
     splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
     if other is not None and not sizes:
         return other.scheduled(stages, splits, where)
-    made = StageParts(task, stages, parts, microbatches, places, where, splits=splits, late=late)
+    made = StageParts(replace(task, late=late), stages, parts, microbatches, places, where, splits=splits)
     return made.divided(sizes, known) if sizes else made

@@ -28,10 +28,10 @@ both. Stages that are alike in all but names are solved once (`solved_stages`).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import inf
+from math import floor, inf
 from typing import Any
 
 import numpy as np
@@ -54,6 +54,12 @@ from autoddl.search.pipeline_cuts import joined
 
 __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
+DIRECTIONS = 32
+"""Steps in which counts of a blend are told apart, of the greatest of a stage."""
+
+MOST_DIRECTIONS = 32
+"""Counts of blends of which the least is known, at most."""
+
 Weights = tuple[float, ...]
 """How often each of the `StageSeconds` of a stage counts."""
 
@@ -71,6 +77,7 @@ SINGLES: tuple[Weights, ...] = ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 
 class StageParts(SolvedStages):
     """The stages of pipelines of so many stages and microbatches: what is known of them so far.
 
+        directions  counts of blends, rounded, of which the least of single units is known
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
         _under      stages like these under shares of the budget, by these
@@ -78,6 +85,7 @@ class StageParts(SolvedStages):
         _sized      stages like these on parts of so many ranks, by that number, where parts differ
     """
 
+    directions: dict[Weights, None] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _under: dict[int, "StageParts"] = field(default_factory=dict)
@@ -324,14 +332,35 @@ class StageParts(SolvedStages):
 
         First that is M, by one search. All else is `closer`, and takes several.
         """
-        inner = self._kinds[1:-1]
-        if not inner or self.apart == inf:
+        at = self._commonest
+        if at is None or self.apart == inf:
             return
-        at = 1 + inner.index(Counter(inner).most_common(1)[0][0])
         self._search_least(*self.alone(at, at + 1), self.repeated)
         if closer:
             self.bound(at, at + 1, ONE)
             self.sharpen(at, at + 1, ONE)
+
+    @property
+    def _commonest(self) -> int | None:
+        """The first unit of the kind that most have, the first and the last apart; None where there are no others."""
+        inner = self._kinds[1:-1]
+        return 1 + inner.index(Counter(inner).most_common(1)[0][0]) if inner else None
+
+    def learn_direction(self, s: int, counts: Sequence[float]) -> bool:
+        """Makes known what the commonest unit takes where seconds count as those of stage s do in a blend, nearly.
+
+        Of the first and the last stage that is known of the first and the last unit too. Returns whether it was not.
+        """
+        most = max(counts[:6])
+        if most <= 0 or self.apart == inf or self._commonest is None:
+            return False
+        each = [floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6]]
+        weights = (each[0], min(each[1:3]), min(each[1:3]), *each[3:])
+        if weights not in self.directions and len(self.directions) == MOST_DIRECTIONS:
+            return False
+        self.directions[weights] = None
+        ends = {0: [0], self.stages - 1: [self.units - 1]}.get(s, [])
+        return bool(sum(self._search_least(*self.alone(at, at + 1), weights) for at in (self._commonest, *ends)))
 
     def _search_least(self, graph: StageGraph, key: str, weights: Weights, at: Flight = ANY) -> bool:
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""

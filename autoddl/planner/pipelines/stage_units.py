@@ -12,7 +12,7 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -51,6 +51,7 @@ from autoddl.planner.pipelines.stored_once import Twice, most_twice
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import cone_cost, floor_sums
 from autoddl.pricing.price import Pricing
+from autoddl.search.limits import Late
 
 __all__ = ["StageUnits", "structure"]
 
@@ -76,7 +77,6 @@ class StageUnits:
         placement       by pipe and stage, the part that has it (`Staged.pipes`)
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
-        late            whether the time that the search over stages may take is over
         sizes           ranks of every part (`part_ranks`); none: equal parts
         size            ranks of the stages that this knows; 0: of an equal part
         _ports          the messages between two stages
@@ -91,7 +91,6 @@ class StageUnits:
     placement: tuple[tuple[int, ...], ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
-    late: Callable[[], bool] = lambda: False
     sizes: tuple[int, ...] = ()
     size: int = 0
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
@@ -100,6 +99,11 @@ class StageUnits:
     def __post_init__(self) -> None:
         """Raises InputError where steps update a buffer of which every pipe would have a copy."""
         check_updates(self.task.graph, len(self.placement))
+
+    @property
+    def late(self) -> Late:
+        """Tells whether the time is over that the search over stages may take."""
+        return self.task.late
 
     @property
     def where(self) -> tuple[int, ...]:
