@@ -20,7 +20,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Cluster, Device
 
 __all__ = ["HALF", "HOST", "SLOWDOWN", "SLOWER", "SOFTWARE", "SOFTWARE_FILE", "UPDATE", "Software",
-           "attention_slowdown", "best_attention", "run_by", "software_named", "software_rows"]
+           "attention_slowdown", "best_attention", "compiled_like", "run_by", "software_named", "software_rows"]
 
 SOFTWARE_FILE = Path(__file__).parent / "software.yaml"
 
@@ -130,6 +130,11 @@ def software_named(name: str) -> Software:
         near = near_names(name, SOFTWARE, f"there are {', '.join(SOFTWARE)}", most=1)
         raise InputError(f"there is no software {name!r}; {near}")
     return SOFTWARE[name]
+
+
+def compiled_like(name: str) -> str:
+    """The profile of a program that runs eager, as it runs compiled; empty for one that fuses its kernels."""
+    return "" if software_named(name).fuses else f"{name}-compiled" if f"{name}-compiled" in SOFTWARE else "compiled"
 
 
 def best_attention(device: str) -> str:

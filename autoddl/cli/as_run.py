@@ -11,7 +11,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
 from autoddl.cost_models.profile import SHIPPED, Profile, load_profile, read_profile
-from autoddl.cost_models.software import run_by, software_named
+from autoddl.cost_models.software import compiled_like, run_by, software_named
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison
@@ -37,7 +37,10 @@ class Machine:
 
         known = SHIPPED if profile is None else load_profile(profile)
         if software is not None and compiled:
-            raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled")
+            other = compiled_like(software)
+            wanted = f", or take --software {other}" if other else ", its kernels are fused"
+            raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled"
+                             f"{wanted}")
         name = software if software is not None or compiled else known.software
         cluster = load_cluster(path)
         if name is not None:
@@ -78,9 +81,11 @@ def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
     low, median, high = sureness(plan).with_runs(profile.residual, profile.runs).of(seconds)
     whose = f"the {profile.runs} runs of the profile" if profile.runs else "published runs of this kind"
     what = "sum" if plan.pipeline is None else "time line"
-    line = (f"as run by {software}: {show_seconds(seconds)} is what a step takes, with what overlaps and what the "
-            f"program adds. The {show_seconds(plan.predicted.seconds)} above is the {what} that the search compares. "
+    other = compiled_like(software)
+    eager = f", operator by operator (--software {other} prices torch.compile)" if other else ""
+    line = (f"as run by {software}{eager}: {show_seconds(seconds)} is what a step takes, with what overlaps and what "
+            f"the program adds. {show_seconds(plan.predicted.seconds)} below is the {what} that the search compares. "
             f"By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} "
             f"and {show_seconds(high)}")
-    return Group(table, "", line), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
+    return Group(line, "", table), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
                                            "as_run_interval": [low, high]}

@@ -31,7 +31,8 @@ Set = Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", he
 Compiled = Annotated[bool, typer.Option("--compiled", help="elementwise chains are one kernel, as of torch.compile")]
 Messages = Annotated[bool, typer.Option("--messages", help="what a rank sends: kind, group, level, sizes, bytes")]
 SoftwareName = Annotated[str | None, typer.Option("--software", metavar="NAME", help="the program that runs the plan: "
-                                                  "eager, compiled, torchtitan, nemo, megatron-2022 and others")]
+                                                  "eager, compiled, torchtitan, torchtitan-compiled, nemo and others; "
+                                                  "a wrong name lists all")]
 ProfilePath = Annotated[Path | None, typer.Option("--profile", metavar="FILE", help="the machine's constants, as "
                                                   "`calibrate` wrote them")]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON document on stdout")]

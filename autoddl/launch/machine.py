@@ -39,5 +39,5 @@ def check_ranks(ranks: int, instead: str) -> None:
     """Raises InputError where `ranks` are more than may start here; `instead` says what to do."""
     most = most_ranks()
     if ranks > most:
-        raise InputError(f"{ranks} ranks, and this machine takes {most}: {instead}, like "
+        raise InputError(f"{ranks} ranks, and this machine takes {most} (4 a core, at least 16): {instead}, like "
                          "examples/clusters/rehearsal-4x1-200.yaml")

@@ -190,8 +190,8 @@ def _trained(job: dict[str, Any], plan: Plan, folder: Path, tell: Progress) -> d
     """Starts all ranks of `plan` here; returns what the first of them found."""
     most = most_ranks()
     if plan.mesh.size > most:
-        raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most}; start it on the cluster, "
-                         "with torchrun -m autoddl.cli run ... or srun autoddl run ...")
+        raise InputError(f"the plan is for {plan.mesh.size} ranks, this machine takes {most} (4 a core, at least "
+                         "16); start it on the cluster, with torchrun -m autoddl.cli run ... or srun autoddl run ...")
     check_memory(plan.mesh.size, plan.predicted.peak_bytes)
     for one in [*folder.glob("losses-*"), *folder.glob("result-*")]:
         one.unlink()  # of ranks that were lost

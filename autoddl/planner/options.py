@@ -28,6 +28,9 @@ from autoddl.search import SOLVERS
 
 __all__ = ["Options", "PlanOptions", "documented"]
 
+SHELL_ALONE = ("compiled", "software", "profile")
+"""Options of the shell's verbs that change the machine, not the question."""
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -222,6 +225,10 @@ class PlanOptions:
         known = {one.name: one.default for one in fields(cls)}
         for name, value in options.items():
             if name not in known:
+                if name in SHELL_ALONE:
+                    raise InputError(f"{name!r} is an option of the shell alone, which says how the machine runs its "
+                                     f"programs: `autoddl plan ... --{name.replace('_', '-')} -o plan.json`, then "
+                                     "autoddl.load_plan('plan.json')")
                 near = near_names(name, known, f"there are {', '.join(known)}", most=1)
                 raise InputError(f"there is no option {name!r}; {near}")
             if isinstance(known[name], tuple) and (

@@ -147,7 +147,8 @@ class Batches:
         try:
             found = named(self._forward, as_sample(batch))
         except CaptureError as error:
-            raise MismatchError(f"{error}; give the batch in the form of the plan's sample") from None
+            names = ", ".join(t.fqn for t in self._inputs)
+            raise MismatchError(f"{error}; give one batch in the form of the plan's sample, of {names}") from None
         for name, value in found.items():
             if name not in self._names:
                 self._check_plain(name, value)

@@ -21,7 +21,9 @@ def test_a_plan_says_how_a_program_runs_it(tmp_path: Path) -> None:
     assert fused["as_run_seconds"] == json.loads(shell("show", str(out), "--json").out)["as_run_seconds"]
     said = " ".join(shell(*ASKED, "--software", "nemo").out.split())
     assert "as run by nemo" in said and "half would take more than" in said
-    assert "as run by nemo" in shell("show", str(out)).out
+    assert shell("show", str(out)).out.startswith("as run by nemo: ")
+    first = "as run by eager, operator by operator (--software compiled prices torch.compile)"
+    assert shell(*ASKED, "--software", "eager").out.startswith(first)
     low, high = fused["as_run_interval"]
     assert low < fused["as_run_median"] < high
 
@@ -34,6 +36,6 @@ def test_a_plan_with_stages_says_so_too(tmp_path: Path) -> None:
 
 def test_what_contradicts_itself_is_refused() -> None:
     for more, word in ((("--software", "nemoo"), "did you mean 'nemo'"),
-                       (("--software", "eager", "--compiled"), "drop")):
+                       (("--software", "torchtitan", "--compiled"), "or take --software torchtitan-compiled")):
         said = shell(*ASKED, *more)
         assert said.code == 2 and word in said.err
