@@ -206,8 +206,8 @@ def _master(planes: Sequence[tuple[float, ...]], count: int, total: float | None
     """
     model: Any = model_builder.Model()  # type: ignore[no-untyped-call]
     unit = max(plane[0] for plane in planes) or 1.0
-    z = model.new_num_var(-1e6, 1e6, "z")
-    lam = [model.new_num_var(0.0, 1e3, f"lam{t}") for t in range(count)]
+    z = model.new_num_var(-inf, inf, "z")
+    lam = [model.new_num_var(0.0, max(1e3, total or 0.0), f"lam{t}") for t in range(count)]
     for seconds, *over in planes:
         model.add(z <= seconds / unit + sum(x * o for x, o in zip(lam, over, strict=True)))
     if total is not None:

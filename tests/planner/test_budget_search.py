@@ -22,6 +22,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.operators.recomputed import levels
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import Peaks
+from autoddl.planner.row_problems import best_weights
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.policies import policies_of, separable
 from autoddl.pricing.price import Pricing
@@ -210,3 +211,11 @@ def test_every_choice_of_small_modules_whose_levels_are_searched() -> None:
         if done == int(os.environ.get("AUTODDL_CASES", 10)):
             return
     raise AssertionError(f"only {done} networks were small enough")
+
+
+def test_moments_are_weighed_where_a_budget_costs_thousands_of_steps() -> None:
+    planes, total = [(1.0, 0.5, -0.2), (2.0, -0.1, 0.3)], 5e3
+    weights = best_weights(planes, 2, total)
+    least = [min(seconds + total * (w * a + (1 - w) * b) for seconds, a, b in planes)
+             for w in (weights[0], *np.linspace(0, 1, 201))]
+    assert weights.sum() == pytest.approx(1.0) and least[0] >= max(least) - 1e-6 * total

@@ -250,6 +250,8 @@ def test_divisions_are_weighed_from_those_nearest_to_equal_parts_on() -> None:
     assert far == sorted(far) and every[0] == (40, 40, 48)
     assert size_vectors(cluster, 3, 20) == every[:20]
     assert size_vectors(load_cluster("examples/clusters/frontier.yaml"), 16, 64) == ()
+    with pytest.raises(InputError, match="at most 128 are asked for, these are 400"):
+        size_vectors(load_cluster("examples/clusters/h100-32x8.yaml"), 400, 64)
 
 
 @pytest.mark.parametrize(("options", "words"), [

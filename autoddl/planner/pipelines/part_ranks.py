@@ -18,6 +18,9 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.links import is_network
 from autoddl.planner.pipelines.staged import stage_cluster
 
+MOST_PARTS = 128
+"""Parts of a cluster of which unequal divisions are looked for, at most."""
+
 __all__ = ["Ranks", "part_clusters", "part_of", "ranks_of_parts", "size_vectors"]
 
 Ranks = tuple[int, int]
@@ -83,8 +86,12 @@ def _is_part(cluster: Cluster, first: int, end: int) -> bool:
 def size_vectors(cluster: Cluster, parts: int, most: int) -> tuple[tuple[int, ...], ...]:
     """At most `most` divisions of a cluster into so many parts that are not all equal, those nearest to equal first.
 
-    How near is the ratio of an equal part to that part which differs most from it.
+    How near is the ratio of an equal part to that part which differs most from it. Raises InputError for more parts
+    than `MOST_PARTS`.
     """
+    if parts > MOST_PARTS:
+        raise InputError(f"unequal stages are looked for where at most {MOST_PARTS} are asked for, these are {parts}: "
+                         "ask for fewer, or write the ranks of each in place of 'any'")
     sizes = sorted({unit * count for unit, level in zip(cluster.units, cluster.levels, strict=False)
                     for count in range(1, level.size + 1)})
     far = {size: max(size * parts, cluster.size) / min(size * parts, cluster.size) for size in sizes}
