@@ -45,8 +45,8 @@ def thousands_slip(what: str, value: float, kind: str = "cpu") -> float | None:
 def link_slip(bandwidth: float, network: bool, device: str = "") -> str:
     """Says what was likely meant by a level's bandwidth: bits for bytes, or one direction for both; "" for none.
 
-    `network` says whether the level leaves the host (`links.is_network`). A rate that is sold as it is written is none;
-    of a network, one that is sold of networks; of links between devices, one that the device called `device` has.
+    `network` says whether the level leaves the host (`links.is_network`). A rate that is sold as it is written is none.
+    So it is of networks, or of the links that the device called `device` has.
     """
     networks, links = link_rates(True), link_rates(False, device)
     if network and (name := _same(bandwidth / 8, networks)) and not _same(bandwidth, networks):

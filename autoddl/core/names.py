@@ -22,8 +22,8 @@ def fold_names(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
 def fold_rows(rows: Iterable[tuple[str, Value]]) -> list[tuple[str, Value, list[str]]]:
     """Rows of equal value whose names differ in their numbers only, as one row that stands for exactly these names.
 
-    The first part of the names is folded first, then the next of what that left: `a.0.0`, `a.0.1`, `a.1.0`, `a.1.1` and
-    `a.1.2` are `a.0-1.0-1` and `a.1.2`. Returns (name with the numbers as ranges, value, names), rows and names in the
+    The first part of the names is folded first, then the next. So `a.0.0`, `a.0.1`, `a.1.0`, `a.1.1` and `a.1.2` are
+    `a.0-1.0-1` and `a.1.2`. Returns (name with the numbers as ranges, value, names), rows and names in the
     order in which they first appear.
     """
     once = dict.fromkeys(rows)

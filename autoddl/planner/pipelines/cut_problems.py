@@ -32,11 +32,13 @@ OTHERS = 4
 class _Known:
     """Holds the tables [a, b] of what is known of stages on some number of ranks."""
 
-    def __init__(self, part: StageParts, flights: Sequence[Flight], extra: Iterable[tuple[float, ...]]) -> None:
+    def __init__(self, part: StageParts, flights: Sequence[Flight], extra: Iterable[tuple[float, ...]],
+                 directions: Iterable[tuple[float, ...]]) -> None:
         every = set(flights)
         self.repeats, self.passes = part.least(part.repeated), part.floor_passes()
         self.least = {weights: part.least(weights) for weights in (*SINGLES, *part.pieces)}
         self.wholes, self.behinds = part.wholes(every), part.behinds(every)
+        self.directions = {weights: part.least(weights) for weights in directions}
         self.counted = {(flight, weights): part.counted(flight, weights) for flight in every for weights in extra}
 
 
@@ -44,7 +46,7 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
                 ) -> CutProblem:
     """The least seconds of every stage with every number of units, wherever it may begin."""
     m, sides = part.each, (0.0, *part.transfers, 0.0)
-    known_of = {one: _Known(one, flights, part.weights) for one in part.every}
+    known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
     own = [known_of[part.on(s)] for s in range(part.stages)]
     every = list(zip(own, flights, strict=True))
     behind = _by_stage(part, [one.behinds[flight] for one, flight in every])
@@ -57,8 +59,7 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
     seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
     seconds[~np.isfinite(known)] = inf
     terms = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more, *extra)
-    directions = [(weights, _by_stage(part, [part.on(s).least(weights) for s in range(part.stages)]))
-                  for weights in part.directions]
+    directions = [(weights, _by_stage(part, [one.directions[weights] for one in own])) for weights in part.directions]
     return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [one.repeats for one in own]) / m,
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),

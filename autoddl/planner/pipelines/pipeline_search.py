@@ -4,9 +4,9 @@ A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). 
 whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
 plan, with stages or without. Others of nearly as low a bound come before one in which cuts were solved already, so that
 a good plan is found early. Where the time that the search may take is over, no stage is searched any more, and no other
-box of cuts is looked into. What was proved by then is the bound. It looks until all candidates are bounded and there is
-some plan. That time is the processor's, of this process and its workers: so other programs on the machine do not change
-what is found.
+box of cuts is looked into. What was proved by then is the bound. One search of a stage may take a part of that time.
+It looks until all candidates are bounded and there is some plan. That time is the processor's, of this process and its
+workers: so other programs on the machine do not change what is found.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,6 +40,7 @@ from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
 from autoddl.schedule.memory_line import with_memory_peak
+from autoddl.search.limits import Late
 
 LOOKED = 2
 """Candidates in which cuts beside the best are solved, those that found best."""
@@ -49,6 +50,9 @@ PATIENCE = 0.02
 
 DIVISIONS = 64
 """Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
+
+ONE_STAGE = 1 / 16
+"""The part of the limit that one search of a stage may take, once a plan is known."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -84,9 +88,17 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         int, dict[int, StageParts]]()
     tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
 
+    def over(since: float, share: float) -> bool:
+        """Whether more than a share of the limit has passed, where all candidates are bounded and a plan is known."""
+        passed = options.stages_limit is not None and processor_seconds() - since > options.stages_limit * share
+        return passed and all_bounded and min(best, *(one.seconds for one in searches)) < inf
+
     def late() -> bool:
-        over = options.stages_limit is not None and processor_seconds() - began > options.stages_limit
-        return over and all_bounded and min(best, *(one.seconds for one in searches)) < inf
+        return over(began, 1.0)
+
+    def begun() -> Late:
+        since = processor_seconds()
+        return lambda: over(since, ONE_STAGE) or late()
 
     for d, sizes, m, name in asked:
         key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name)
@@ -94,7 +106,8 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             if key not in parts:
                 alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
-                parts[key] = _part(task, d, m, name, other, late, sizes, known.setdefault(m, {}))
+                parts[key] = _part(replace(task, late=late), d, m, name, other, begun, sizes,
+                                   known.setdefault(m, {}))
             search = CutSearch(parts[key], name, tell)
             search.advance(best)
             searches.append(search)
@@ -260,10 +273,10 @@ def divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tupl
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
-          late: Callable[[], bool], sizes: tuple[int, ...], known: dict[int, StageParts]) -> StageParts:
+          began: Callable[[], Late], sizes: tuple[int, ...], known: dict[int, StageParts]) -> StageParts:
     """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
-    They are searched until it is `late`. `known` are stages on some number of ranks, of other candidates whose parts
+    `began` begins the clock of one search. `known` are stages on some number of ranks, of other candidates whose parts
     differ. Raises InputError where the cluster or the model cannot be cut so.
     """
     part_clusters(task.cluster, parts, sizes)
@@ -280,5 +293,5 @@ def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: Stage
     splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
     if other is not None and not sizes:
         return other.scheduled(stages, splits, where)
-    made = StageParts(replace(task, late=late), stages, parts, microbatches, places, where, splits=splits)
+    made = StageParts(task, stages, parts, microbatches, places, where, splits=splits, began=began)
     return made.divided(sizes, known) if sizes else made

@@ -77,7 +77,8 @@ SINGLES: tuple[Weights, ...] = ((1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 
 class StageParts(SolvedStages):
     """The stages of pipelines of so many stages and microbatches: what is known of them so far.
 
-        directions  counts of blends, rounded, of which the least of single units is known
+        _directions counts of blends, rounded, of which the least of single units is known
+        _joined     by counts and `apart`, what was known of stages and what that says of longer ones
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
         _under      stages like these under shares of the budget, by these
@@ -85,7 +86,8 @@ class StageParts(SolvedStages):
         _sized      stages like these on parts of so many ranks, by that number, where parts differ
     """
 
-    directions: dict[Weights, None] = field(default_factory=dict)
+    _directions: dict[Weights, None] = field(default_factory=dict)
+    _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _under: dict[int, "StageParts"] = field(default_factory=dict)
@@ -174,7 +176,10 @@ class StageParts(SolvedStages):
             most = np.maximum(most, self.least(self.repeated))
         if weights in SINGLES:
             most = np.maximum(most, sum(self.least(one) for one in self.pieces))
-        return joined(most, weights[0] * self.apart if self.apart < inf else inf)
+        apart = weights[0] * self.apart if self.apart < inf else inf
+        if (weights, apart) not in self._joined or not np.array_equal(self._joined[weights, apart][0], most):
+            self._joined[weights, apart] = most, joined(most, apart)
+        return self._joined[weights, apart][1]
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T' of every stage, [a, b], as far as it is known."""
@@ -203,6 +208,11 @@ class StageParts(SolvedStages):
     def weights(self) -> tuple[tuple[float, ...], ...]:
         """The counts of seconds and messages of which something is known."""
         return tuple(dict.fromkeys(weights for one in self.every for _, _, weights, _ in one._counted))
+
+    @property
+    def directions(self) -> tuple[Weights, ...]:
+        """The counts of blends, rounded, of which the least of single units is known."""
+        return tuple(dict.fromkeys(weights for one in self.every for weights in one._directions))
 
     def counted(self, flight: Flight, weights: tuple[float, ...]) -> Array:
         """[a, b]: the least seconds counted so of a stage with its messages, as far as it is known; else 0."""
@@ -356,9 +366,9 @@ class StageParts(SolvedStages):
             return False
         each = [floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6]]
         weights = (each[0], min(each[1:3]), min(each[1:3]), *each[3:])
-        if weights not in self.directions and len(self.directions) == MOST_DIRECTIONS:
+        if weights not in self._directions and len(self._directions) == MOST_DIRECTIONS:
             return False
-        self.directions[weights] = None
+        self._directions[weights] = None
         ends = {0: [0], self.stages - 1: [self.units - 1]}.get(s, [])
         return bool(sum(self._search_least(*self.alone(at, at + 1), weights) for at in (self._commonest, *ends)))
 

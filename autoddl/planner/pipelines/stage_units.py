@@ -12,7 +12,7 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 import hashlib
 import json
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import combinations, pairwise
@@ -51,7 +51,7 @@ from autoddl.planner.pipelines.stored_once import Twice, most_twice
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import cone_cost, floor_sums
 from autoddl.pricing.price import Pricing
-from autoddl.search.limits import Late
+from autoddl.search.limits import Late, never
 
 __all__ = ["StageUnits", "structure"]
 
@@ -77,6 +77,7 @@ class StageUnits:
         placement       by pipe and stage, the part that has it (`Staged.pipes`)
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
+        began           begins one search of a stage, and returns what tells whether it takes too much of the time
         sizes           ranks of every part (`part_ranks`); none: equal parts
         size            ranks of the stages that this knows; 0: of an equal part
         _ports          the messages between two stages
@@ -91,6 +92,7 @@ class StageUnits:
     placement: tuple[tuple[int, ...], ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
+    began: Callable[[], Late] = lambda: never
     sizes: tuple[int, ...] = ()
     size: int = 0
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
