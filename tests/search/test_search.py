@@ -219,6 +219,15 @@ def test_time_and_tolerance_give_a_plan_with_a_true_bound() -> None:
     assert told and told[-1][1] == pytest.approx(hurried.bound)
     rough = solve(problem, tolerance=0.05)
     assert rough.bound <= best.seconds <= rough.seconds <= 1.06 * rough.bound
+    asked: list[int] = []
+
+    def late() -> bool:
+        """Says after 50 questions that the time is over of what the search is a part of."""
+        asked.append(len(asked))
+        return len(asked) > 50
+
+    ended = solve(problem, late=late)
+    assert 50 < len(asked) < 200 and ended.bound <= best.seconds <= ended.seconds + 1e-9
 
 
 def test_effort_past_the_tolerance_only_betters_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
