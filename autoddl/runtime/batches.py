@@ -20,7 +20,7 @@ from autoddl.core.errors import CaptureError, InputError, MismatchError
 from autoddl.core.layout import Layout, extents
 from autoddl.runtime.collectives.process_groups import Groups
 
-__all__ = ["Batches", "LocalBatch", "SeenBatches", "check_one_batch", "digest", "digests"]
+__all__ = ["Batches", "LocalBatch", "SeenBatches", "check_one_batch", "digest", "digests", "sampled"]
 
 PART = 2**24
 """Elements of a tensor that are hashed, and so copied, at a time."""
@@ -62,14 +62,14 @@ class SeenBatches:
             if isinstance(leaf, Tensor):
                 self._sum.update(str(leaf.shape).encode())
                 if leaf.device.type == "cpu":
-                    self._sum.update(digest(_sampled(leaf)).encode())
+                    self._sum.update(digest(sampled(leaf)).encode())
 
     def text(self) -> str:
         """The checksum of the batches so far."""
         return self._sum.hexdigest()
 
 
-def _sampled(value: Tensor) -> Tensor:
+def sampled(value: Tensor) -> Tensor:
     """Up to `SAMPLED` elements from all over a tensor."""
     while value.numel() > SAMPLED:
         dim = max(range(value.dim()), key=lambda k: value.shape[k])

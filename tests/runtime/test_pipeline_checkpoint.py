@@ -13,6 +13,7 @@ from staged_plans import even_cuts, staged_plan
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from autoddl import recovery
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.plan import Plan
@@ -127,3 +128,47 @@ def whole_state(plan: Plan) -> bool:
 def test_a_state_of_all_stages_is_loaded_into_each(mesh: str) -> None:
     plan = plan_of(2, mesh)
     assert all(on_ranks(plan.mesh.size, whole_state, plan))
+
+
+class Averaged:
+    """Averages of the weights that this rank has, by name."""
+
+    def __init__(self, model: ParallelModel) -> None:
+        self.shadow = {name: p.detach() * 2 for name, p in model.named_parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rate": 0.1, "shadow": self.shadow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["rate"] == 0.1 and state["shadow"].keys() == self.shadow.keys()
+        for name, value in self.shadow.items():
+            value.copy_(state["shadow"][name])
+
+
+def kept(plan: Plan, folder: str) -> tuple[dict[str, Tensor], list[float]]:
+    parallel, optimizer = started(plan)
+    losses, ema = train(parallel, optimizer), Averaged(parallel)
+    recovery.Keeper(folder, every=100).after_step(parallel, optimizer, ema=ema)
+    keeper = recovery.Keeper(folder, every=1)
+    keeper.save(parallel, optimizer, ema=ema)
+    keeper.finish()
+    return {name: whole(value) for name, value in ema.shadow.items()}, losses
+
+
+def gone_on(plan: Plan, folder: str) -> tuple[dict[str, Tensor], list[float]]:
+    parallel, optimizer = started(plan)
+    ema = Averaged(parallel)
+    assert recovery.resume(folder, parallel, optimizer, ema=ema) == STEPS
+    return {name: whole(value) for name, value in ema.shadow.items()}, []
+
+
+@pytest.mark.ranks
+@parametrize_or_slow("saved,loads", [((2, "one=1"), [(2, "one=1"), (1, "one=1")])], [
+    ((2, "one=1"), [(2, "all=2"), (4, "one=1"), (1, "all=4")]), ((2, "all=2"), [(2, "all=2"), (1, "one=1")]),
+    ((1, "all=4"), [(2, "one=1")])])
+def test_averages_of_stages_are_read_by_others(tmp_path: Path, saved: tuple[int, str], loads: list[tuple[int, str]]
+                                               ) -> None:
+    held, _ = run(plan_of(*saved), kept, tmp_path)
+    for one in loads:
+        found, _ = run(plan_of(*one), gone_on, tmp_path)
+        assert found.keys() == held.keys() and all(torch.equal(found[name], held[name]) for name in held)

@@ -20,8 +20,11 @@ Reading order:
     checkpoint_folder    what may be replaced in a folder
     checkpoint_series    the names of many in one folder, and what a crash left there
     checkpoint_settings  the settings of an optimizer, as one value
+    own_keys             what a user keeps in the state of an optimizer, beside what it makes itself
     residual_state       what sparse sums have not sent yet
     other_states         states of schedulers, loaders and random numbers, as bytes whose reading runs nothing
+    state_pieces         pieces in such states, as of averaged weights
+    same_states          compares such states among the ranks
     keeper               when a checkpoint is written, and the thread that writes it
     resume               from the newest checkpoint of a series
 

@@ -33,6 +33,7 @@ from autoddl.runtime.checkpoints.checkpoint_folder import clear, is_whole, place
 from autoddl.runtime.checkpoints.checkpoint_reader import CheckpointReader, quietly, read
 from autoddl.runtime.checkpoints.checkpoint_settings import read_settings
 from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
+from autoddl.runtime.checkpoints.own_keys import check_own_keys, restore_keys, wanted_keys
 from autoddl.runtime.checkpoints.residual_state import residual_state, restore_residuals, wanted_residuals
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import first_value
@@ -133,6 +134,7 @@ def save(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
 def snapshot(model: "ParallelModel", optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
     """The state of this rank that a checkpoint holds. Its tensors are the model's own, not copies."""
     fresh = _fresh(optimizer)
+    check_own_keys(model, optimizer)
     with _without_gradients(optimizer if fresh else None):
         state = completed(model, *get_state_dict(model.module, optimizer or (), options=_OPTIONS))
     if fresh:
@@ -188,8 +190,9 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
         settings = {name: value for name, value in read_settings(reader, saved).items() if name in state["optimizer"]}
         for name in settings:
             del state["optimizer"][name]
-        residuals = wanted_residuals(model, saved)
-        read(state | residuals, reader, no_dist=not _distributed())
+        residuals, own = wanted_residuals(model, saved), wanted_keys(model, optimizer, state["optimizer"], saved)
+        wanted = state | residuals | own
+        read(wanted, reader, no_dist=not _distributed())
         state["optimizer"].update(settings)
     except RuntimeError as error:
         raise peer_error(f"reading the checkpoint {path}", error) from error
@@ -202,6 +205,7 @@ def load(model: "ParallelModel", optimizer: torch.optim.Optimizer | None, path: 
     with _without_gradients(optimizer if _fresh(optimizer) else None):
         set_state_dict(model.module, optimizer if optimizer is not None and (stepped or not unsaved) else (),
                        model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_OPTIONS)
+    restore_keys(model, optimizer, {name: wanted[name] for name in own})
     restore_residuals(model, residuals)
     model.steps = int(state["steps"])
 

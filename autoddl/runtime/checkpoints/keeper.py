@@ -9,7 +9,7 @@ write that fails raises MachineError at the next step; the checkpoints from befo
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from autoddl.capture.arguments import check_arguments
 from autoddl.core.errors import InputError, MachineError
@@ -29,8 +30,10 @@ from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, p
 from autoddl.runtime.checkpoints.checkpoint_settings import fold_settings, packed
 from autoddl.runtime.checkpoints.checkpoint_writer import CheckpointWriter
 from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, packed_safely, random_state
+from autoddl.runtime.checkpoints.same_states import compare_names, compare_states
 from autoddl.runtime.checkpoints.staging import Staging
 from autoddl.runtime.checkpoints.state_collector import StateCollector
+from autoddl.runtime.checkpoints.state_pieces import StateParts, own_tensors, piece_key, taken_apart
 from autoddl.runtime.collectives.c10d_registry import find_group
 from autoddl.runtime.collectives.process_groups import peer_error
 
@@ -71,6 +74,7 @@ class Keeper:
         self._group, self._first = _group_of_all(timeout), is_first()
         self._collector, self._staging, self._writer = StateCollector(), Staging(), CheckpointWriter()
         self._under_way: Future[None] | None = None
+        self._compared = False
         self._before = int(from_first(str(max(kept_steps(self.folder), default=0))))  # steps at the last after_step
 
     def __enter__(self) -> "Keeper":
@@ -86,13 +90,15 @@ class Keeper:
     def after_step(self, model: "ParallelModel", optimizer: torch.optim.Optimizer | None, **others: Stateful) -> bool:
         """Begins a checkpoint if one is due; called after every step of the optimizer, on every rank.
 
-        The state of each of `others` goes along under its name: the same on all ranks, as of a scheduler. Returns
-        whether one was begun. Raises MachineError where the one before could not be written.
+        The state of each of `others` goes along under its name. Its DTensors are kept in pieces, as the model's are;
+        the rest is that of rank 0. The first call compares the ranks' states, and warns where they differ. Returns
+        whether a checkpoint was begun. Raises MachineError where the one before could not be written.
         """
         check_state("keeper.after_step(model, optimizer)", model, optimizer, self.folder)
         check_stateful(others)
         if self._under_way is not None and self._under_way.done():
             self.finish()
+        self._compare(model, others)
         before, self._before = self._before, model.steps
         if before // self.every >= model.steps // self.every:
             return False
@@ -104,12 +110,22 @@ class Keeper:
         check_state("keeper.save(model, optimizer)", model, optimizer, self.folder)
         check_stateful(others)
         self.finish()
+        self._compare(model, others)
         rank = dist.get_rank() if self._group is not None else 0
         state = fold_settings(self._collector.state(model, optimizer), rank) | {
-            f"{RANDOM}.{rank}": packed(random_state()),
-            **{f"{OTHERS}.{name}": packed_safely(name, one.state_dict()) for name, one in others.items() if rank == 0}}
+            f"{RANDOM}.{rank}": packed(random_state()), **_kept(model, others)}
         copied, step = self._staging.copied(state), model.steps
         self._under_way = _in_thread(lambda: self._write(copied, step))
+
+    def _compare(self, model: "ParallelModel", others: Mapping[str, Stateful]) -> None:
+        """Compares the states of `others` among the ranks, before the first checkpoint."""
+        if not self._compared:
+            compare_names(sorted(others))
+            states = _parts(model, others)
+            for name, one in states.items():
+                packed_safely(name, one.rest)
+            compare_states(states)
+            self._compared = True
 
     def finish(self) -> None:
         """Waits until the checkpoint under way is written. Raises MachineError where it could not be."""
@@ -135,6 +151,23 @@ class Keeper:
             if why := rename(writing, final):
                 raise MachineError(f"the checkpoint {final} was written to {writing} and not renamed ({why})")
             prune(self.folder, self.keep)
+
+
+def _parts(model: "ParallelModel", others: Mapping[str, Stateful]) -> dict[str, StateParts]:
+    """The states of all objects, in one order on all ranks: asking for them may communicate."""
+    own = own_tensors(model)
+    return {name: taken_apart(name, others[name].state_dict(), own, model.copies) for name in sorted(others)}
+
+
+def _kept(model: "ParallelModel", others: Mapping[str, Stateful]) -> dict[str, Any]:
+    """What this rank keeps of the objects' states: its pieces, of whole ones those that it is the first to have."""
+    found, first = dict[str, Any](), not any(model.groups.coordinate)
+    for name, one in _parts(model, others).items():
+        found |= {piece_key(name, path): value for path, value in one.pieces.items()
+                  if first or isinstance(value, DTensor)}
+        if is_first():
+            found[f"{OTHERS}.{name}"] = packed_safely(name, one.rest)
+    return found
 
 
 def _group_of_all(timeout: float) -> dist.ProcessGroup | None:

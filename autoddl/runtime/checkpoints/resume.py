@@ -16,6 +16,7 @@ from autoddl.runtime.checkpoints.checkpoint_series import kept_steps, path_of, s
 from autoddl.runtime.checkpoints.checkpoint_settings import unpacked
 from autoddl.runtime.checkpoints.keeper import OTHERS, RANDOM
 from autoddl.runtime.checkpoints.other_states import Stateful, check_stateful, set_random_state
+from autoddl.runtime.checkpoints.state_pieces import paths_of, piece_key, put_together, wanted_pieces
 
 if TYPE_CHECKING:
     from autoddl.runtime.parallel_model import ParallelModel
@@ -39,7 +40,7 @@ def resume(folder: str | Path, model: "ParallelModel", optimizer: torch.optim.Op
         raise InputError(said)
     path = path_of(folder, int(said))
     load(model, optimizer, path)
-    _load_others(path, others)
+    _load_others(path, model, others)
     return model.steps
 
 
@@ -56,7 +57,7 @@ def _newest(folder: str | Path) -> str:
     return why or (str(steps[-1]) if steps else "")
 
 
-def _load_others(path: Path, others: Mapping[str, Stateful]) -> None:
+def _load_others(path: Path, model: "ParallelModel", others: Mapping[str, Stateful]) -> None:
     """Gives each object its state, and this process its random numbers."""
     reader = CheckpointReader(path)
     saved = reader.read_metadata().state_dict_metadata
@@ -64,17 +65,21 @@ def _load_others(path: Path, others: Mapping[str, Stateful]) -> None:
     if kept != others.keys():
         raise MismatchError(f"{path} holds the states of {_listed(kept)} beside the model and its optimizer, and "
                             f"{_listed(others.keys())} were given: give what the keeper was given, by the same names")
+    before = {name: others[name].state_dict() for name in sorted(others)}  # in one order: they may communicate
+    pieces = {name: wanted_pieces(name, one, before[name], model, saved) for name, one in others.items()}
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
     mine = f"{RANDOM}.{rank}" if f"{RANDOM}.{rank}" in saved else f"{RANDOM}.0"
     state: dict[str, Any] = {mine: b""} | {f"{OTHERS}.{name}": b"" for name in others}
+    state |= {piece_key(name, at): value for name in others for at, value in pieces[name].items()}
     try:
         read(state, reader, no_dist=True)
-        found = {name: unpacked(data) for name, data in state.items()}
+        found = {name: unpacked(data) for name, data in state.items() if isinstance(data, bytes)}
     except (CheckpointException, RuntimeError, ValueError) as error:
         raise MismatchError(f"{path} is damaged: the states beside the model cannot be read; take it away, and the one "
                             "before is gone on from") from error
     for name, one in others.items():
-        one.load_state_dict(found[f"{OTHERS}.{name}"])
+        every = paths_of(name, saved)
+        one.load_state_dict(put_together(found[f"{OTHERS}.{name}"], pieces[name], every, before[name]))
     set_random_state(found[mine])
 
 
