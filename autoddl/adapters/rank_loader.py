@@ -6,11 +6,20 @@
 The indices of an epoch are shuffled by (seed, epoch), alike on all ranks, and cut into global batches. Of each, a rank
 takes the items at `model.rows()`. These are the rows of its part of the batch: all where the batch is not split, none
 on a stage that reads no input. What is left of an epoch, fewer rows than the plan has, is dropped.
+
+Ranks that read the same rows must get the same batch, also where items or `collate_fn` draw random numbers, as mixup
+does. So for each batch the random numbers of torch, numpy and Python begin anew, by the seed, the epoch, the batch and
+the rows. Ranks of other rows draw others. It is so in workers too. Afterwards these numbers go on as if there had been
+no batch.
 """
 
+import hashlib
+import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
@@ -33,7 +42,7 @@ class RankLoader:
         dataset       items by index, as many as `len` says; every item is one row
         shuffle       whether every epoch has an order of its own
         seed          of that order, the same on all ranks
-        collate_fn    makes the arguments of a step of a list of items; by default torch's
+        collate_fn    makes the arguments of a step of a list of items, of this rank's rows alone; by default torch's
         options       of torch's DataLoader, like num_workers and pin_memory
 
     Its state has the epoch and the batches taken of it, so that `recovery` goes on with the next batch. Raises
@@ -61,8 +70,9 @@ class RankLoader:
 
     def __iter__(self) -> Iterator[LocalBatch]:
         taken, epoch = self._taken, self._epoch
-        loaded = DataLoader(self._dataset, batch_sampler=self._indices(epoch)[taken:],
-                            collate_fn=_OrNone(self._collate), **self._options)
+        numbered = list(enumerate(self._indices(epoch), 1))[taken:]
+        made = _Made(self._dataset, self._collate, f"{self._seed} {epoch} {self._model.rows()}")
+        loaded = DataLoader(made, batch_sampler=numbered, collate_fn=_as_it_is, **self._options)  # type: ignore[arg-type]
         for number, batch in enumerate(loaded, taken + 1):
             self._epoch, self._taken = (epoch + 1, 0) if number == len(self) else (epoch, number)
             yield self._model.batch_of_rows(batch)
@@ -89,11 +99,48 @@ class RankLoader:
         return len(self._dataset)  # type: ignore[arg-type]
 
 
-class _OrNone:
-    """Collates items; no items are None."""
+class _Made(Dataset[Any]):
+    """Makes whole batches of a dataset by (number, indices), each from random numbers of its own.
 
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
+    Anything else that is asked of it, or set, is the dataset's: workers know no other.
+    """
 
-    def __call__(self, items: list[Any]) -> Any:
-        return self._collate(items) if items else None
+    def __init__(self, dataset: "Dataset[Any]", collate: Callable[[list[Any]], Any], seed: str) -> None:
+        self.__dict__.update(_dataset=dataset, _collate=collate, _seed=seed)
+
+    def __getitems__(self, numbered: tuple[int, list[int]]) -> Any:
+        """The batch of these items; None without items."""
+        number, indices = numbered
+        if not indices:
+            return None
+        with _drawing(f"{self._seed} {number}"):
+            together = getattr(self._dataset, "__getitems__", None)
+            return self._collate(together(indices) if together else [self._dataset[index] for index in indices])
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_dataset" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_dataset"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._dataset, name, value)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@contextmanager
+def _drawing(seed: str) -> Iterator[None]:
+    """Lets random numbers on the processor begin anew by a seed; afterwards they are what they were."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=7).digest())
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+    try:
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])

@@ -369,8 +369,8 @@ class ParallelModel:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Raises InputError: copies and pickles of a model that is connected to other ranks are none."""
         raise InputError("a parallel model is neither copied nor pickled: it is connected to the other ranks; copy its "
-                         "values, {name: p.detach().clone() for name, p in model.named_parameters()}, or write them by "
-                         "autoddl.checkpoint.save")
+                         "values, {name: p.detach().clone() for name, p in model.named_parameters()}, as \"Averaged "
+                         "weights\" in docs/training.md does, or write them by autoddl.checkpoint.save")
 
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
         """Scales the gradients so that their norm is at most `max_norm`; returns the norm before, on every rank.

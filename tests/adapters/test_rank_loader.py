@@ -1,13 +1,17 @@
 """A rank reads only the rows of a dataset that its plan gives it, and trains as one process on whole batches does."""
 
+import itertools
+import random
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from ranks import on_ranks
 from tiny import tiny
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, default_collate, get_worker_info
 
 import autoddl
 from autoddl.core.errors import InputError, MismatchError
@@ -58,6 +62,50 @@ def model_of(name: str) -> nn.Module:
 
 def first_alone(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor]:
     return (torch.stack([ids for ids, _ in items]) / 64,)
+
+
+def mixed(items: list[tuple[Tensor, Tensor]]) -> Any:
+    """Rows in an order and with tokens that three libraries draw."""
+    order = torch.randperm(len(items)).tolist()
+    random.shuffle(order)
+    return tuple((part[order] + int(np.random.randint(64))) % 64 for part in default_collate(items))
+
+
+class Marked(Rows):
+    """Draws in the items too; its workers know it."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        info = get_worker_info()
+        assert info is None or getattr(info.dataset, "ids", None) is self.ids  # the loader's wrapper says what it has
+        ids, target = super().__getitem__(index)
+        return (ids + torch.randint(64, ())) % 64, target
+
+
+def pieces_drawn(path: str, workers: int) -> list[Tensor]:
+    """This rank's pieces of two epochs, of which the second goes on from a state, seeded as no other rank is."""
+    model = autoddl.parallelize(model_of("tiny"), autoddl.load_plan(path))
+    seed = 1 + model.groups.rank
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    given: dict[str, Any] = {"collate_fn": mixed, "num_workers": workers}
+    loader, other = (autoddl.RankLoader(model, Marked(), seed=3, **given) for _ in range(2))
+    found = [batch for _, batch in zip(range(4), itertools.chain(loader, loader), strict=False)]
+    other.load_state_dict({"epoch": 1, "taken": 0, "seed": 3})
+    again = next(iter(other))
+    pieces = [value for batch in found for part in batch.parts for _, value in sorted(part.items())]
+    last = [value for part in again.parts for _, value in sorted(part.items())]
+    assert all(torch.equal(a, b) for a, b in zip(pieces[-len(last):], last, strict=True))
+    return pieces
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_ranks_of_the_same_rows_draw_alike_however_they_are_seeded(workers: int, tmp_path: Path) -> None:
+    autoddl.plan(model_of("tiny"), parse_cluster(PLACE % 2, "test"), workers=1, mine="tp=2").save(tmp_path / "two.json")
+    one, other = on_ranks(2, pieces_drawn, str(tmp_path / "two.json"), workers)
+    assert len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert not torch.equal(one[0], one[-2])
 
 
 def trained(name: str, path: str, count: int = STEPS) -> tuple[list[float], int, int]:

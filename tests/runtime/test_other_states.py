@@ -1,5 +1,6 @@
 """States beside the model's: a rank's pieces are kept as the model's are, on any mesh; the rest is that of rank 0."""
 
+import contextlib
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,16 @@ import torch
 import zoo
 from planmaker import random_plans
 from ranks import on_ranks, shared
+from tiny import tiny
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+import autoddl
 from autoddl import recovery
 from autoddl.capture.capture import Captured, capture
 from autoddl.core.errors import AutoDDLError, InputError
 from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
 from autoddl.runtime.checkpoints import checkpoint
 from autoddl.runtime.parallelize import ParallelModel, parallelize
 
@@ -202,3 +206,46 @@ def test_an_own_key_that_could_not_be_read_back_is_refused(key: str, value: obje
     optimizer.state[next(model.parameters())][key] = value
     with pytest.raises(InputError, match=rf"the optimizer's state of \S+ has {words}"):
         checkpoint.save(model, optimizer, tmp_path / "one")
+
+
+DOCS = Path(__file__).parents[2] / "docs" / "training.md"
+PLACE = """
+name: four
+device: {name: cpu, kind: cpu, memory: 4 GB, bandwidth: 10 GB/s, peak: {float32: 10 GFLOP/s}}
+levels: [{name: machine, size: %d, bandwidth: 1 GB/s, latency: 60 us}]
+"""
+
+
+def documented(path: str, folder: str) -> list[float]:
+    """The losses that the lines of the docs end with, every=2 steps, twice: the second time from the checkpoint."""
+    lines = DOCS.read_text().partition("## Averaged weights")[2].partition("\n## ")[0].split("```python")[1:]
+    code = "".join(one.partition("```")[0] for one in lines).replace("every=100", "every=2").replace("0.999", "0.9")
+    found, batches = list[float](), [tuple(torch.randint(0, 64, (2, 8, 6), generator=torch.Generator().manual_seed(n)))
+                                     for n in range(4)]
+    with contextlib.chdir(folder):
+        for part in (batches[:3], batches[2:]):
+            model = autoddl.parallelize(tiny(1, dropout=0.0), autoddl.load_plan(path))
+            scope: dict[str, Any] = {
+                "torch": torch, "autoddl": autoddl, "recovery": recovery, "model": model, "batches": part,
+                "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-2)}
+            exec(code, scope)
+            found += [float(scope["loss"]), float(scope["averaged_loss"]), float(model(batches[0]))]
+            assert model.steps == len(part) + 2 * (len(found) > 3)
+        saved = tiny(1, dropout=0.0)
+        autoddl.load_safetensors(saved, "averaged")
+        found.append(float(saved.eval()(*batches[3]).detach()))
+    return found
+
+
+@pytest.mark.ranks
+def test_the_lines_of_the_docs_average_weights_as_one_process_does(tmp_path: Path) -> None:
+    found = []
+    for size, options in ((4, {"mine": "dp=2,tp=2"}), (1, {})):
+        path, folder = tmp_path / f"{size}.json", tmp_path / f"on{size}"
+        folder.mkdir()
+        autoddl.plan(tiny(1, dropout=0.0), parse_cluster(PLACE % size, "test"), workers=1,
+                     **options).save(path)  # type: ignore[arg-type]
+        given = documented, str(path), str(folder)
+        found.append(on_ranks(4, *given)[0] if size == 4 else given[0](*given[1:]))
+    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    assert found[0][1] != found[0][2] and found[0][6] == pytest.approx(found[0][4], rel=1e-4)
