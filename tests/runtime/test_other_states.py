@@ -132,7 +132,8 @@ def run(function: Any, plan: Plan, *args: Any) -> dict[str, Tensor]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("kind", "meshes"), [
-    (Averaged, ("a=2,b=2", "a=2,b=2", "a=4", "one=1")), (Whole, ("a=2,b=2", "a=2,b=2")),
+    (Averaged, ("a=2,b=2", "a=2,b=2", "one=1")), (Whole, ("a=2,b=2", "a=2,b=2")),
+    pytest.param(Averaged, ("a=2,b=2", "a=4", "a=2"), marks=pytest.mark.slow),
     pytest.param(Averaged, ("one=1", "a=2,b=2", "a=2"), marks=pytest.mark.slow),
     pytest.param(Whole, ("a=4", "a=2", "one=1"), marks=pytest.mark.slow)])
 def test_pieces_of_other_states_are_read_on_any_mesh(kind: type[Averaged], meshes: tuple[str, ...], tmp_path: Path
@@ -238,6 +239,7 @@ def documented(path: str, folder: str) -> list[float]:
 
 
 @pytest.mark.ranks
+@pytest.mark.slow
 def test_the_lines_of_the_docs_average_weights_as_one_process_does(tmp_path: Path) -> None:
     found = []
     for size, options in ((4, {"mine": "dp=2,tp=2"}), (1, {})):
