@@ -59,8 +59,10 @@ def path_tables(problem: CutProblem, paths: Sequence[PathBound]) -> list[Array]:
     found = list[Array]()
     for begin in range(0, len(paths), TABLES):
         some = paths[begin:begin + TABLES]
-        blends = all(not path.path for path in some)
-        seconds = _seconds(problem, np.stack([_counts(path) for path in some]), blends=blends)
+        counts, blends = np.stack([_counts(path) for path in some]), [not path.path for path in some]
+        seconds = _seconds(problem, counts, blends=False)
+        if any(blends):
+            seconds[blends] = _seconds(problem, counts[blends], blends=True)
         found += list(np.pad(seconds, ((0, 0), (0, 0), (1, 0))))
     return found
 

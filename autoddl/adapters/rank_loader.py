@@ -133,14 +133,14 @@ def _as_it_is(batch: Any) -> Any:
 @contextmanager
 def _drawing(seed: str) -> Iterator[None]:
     """Lets random numbers on the processor begin anew by a seed; afterwards they are what they were."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    before = random.getstate(), np.random.get_state()
     number = int.from_bytes(hashlib.blake2b(seed.encode(), digest_size=7).digest())
-    random.seed(number)
-    np.random.seed(number % 2**32)
-    torch.default_generator.manual_seed(number)
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
+    with torch.random.fork_rng(devices=[]):
+        random.seed(number)
+        np.random.seed(number % 2**32)
+        torch.default_generator.manual_seed(number)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])

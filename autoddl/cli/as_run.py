@@ -38,7 +38,7 @@ class Machine:
         known = SHIPPED if profile is None else load_profile(profile)
         if software is not None and compiled:
             other = compiled_like(software)
-            wanted = f", or take --software {other}" if other else ", its kernels are fused"
+            wanted = f", or take --software {other}" if other else ": its kernels are fused"
             raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled"
                              f"{wanted}")
         name = software if software is not None or compiled else known.software

@@ -227,7 +227,7 @@ class PlanOptions:
             if name not in known:
                 if name in SHELL_ALONE:
                     raise InputError(f"{name!r} is an option of the shell alone, which says how the machine runs its "
-                                     f"programs: `autoddl plan ... --{name.replace('_', '-')} -o plan.json`, then "
+                                     f"programs: `autoddl plan ... --{name} -o plan.json`, then "
                                      "autoddl.load_plan('plan.json')")
                 near = near_names(name, known, f"there are {', '.join(known)}", most=1)
                 raise InputError(f"there is no option {name!r}; {near}")

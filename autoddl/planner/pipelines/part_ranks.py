@@ -18,10 +18,10 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.links import is_network
 from autoddl.planner.pipelines.staged import stage_cluster
 
+__all__ = ["Ranks", "part_clusters", "part_of", "ranks_of_parts", "size_vectors"]
+
 MOST_PARTS = 128
 """Parts of a cluster of which unequal divisions are looked for, at most."""
-
-__all__ = ["Ranks", "part_clusters", "part_of", "ranks_of_parts", "size_vectors"]
 
 Ranks = tuple[int, int]
 """The ranks [first, end) of a part."""

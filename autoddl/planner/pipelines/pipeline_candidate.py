@@ -67,7 +67,7 @@ ATTEMPTS = 12
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
-TURNS = 4
+TURNS = 3
 """Times that a blend is found of all cuts, and what units take where seconds count so, before anything is solved."""
 
 FIRST_EFFORT, EFFORT = 6, 30
@@ -253,16 +253,29 @@ class CutSearch:
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _known_of_blends(self) -> CutSolution | None:
-        """The cut that is least under what is known, after more is of units where seconds count as the last blend's."""
-        for turn in reversed(range(1 if self.rounds else TURNS)):
-            answer = self._least(cut_problem(self.part, self.schedule, self.flights, self.prices), self._tolerance,
-                                 1 if turn else EFFORT if self.rounds else FIRST_EFFORT)
-            if answer is None or answer.blend is None or self.is_closed:
-                return answer
+        """The cut that is least under what is known; before the first, blends of all cuts make more known."""
+        answer = None
+        for _ in range(0 if self.rounds else TURNS):
+            answer = self._least_known(1)
+            if not self._learn_blend(answer):
+                break
+        if answer is None or not self.is_closed:
+            answer = self._least_known(EFFORT if self.rounds else FIRST_EFFORT)
+            self._learn_blend(answer)
+        return answer
+
+    def _least_known(self, effort: int) -> CutSolution | None:
+        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
+        return self._least(problem, self._tolerance, effort)
+
+    def _learn_blend(self, answer: CutSolution | None) -> bool:
+        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
+        new = False
+        if answer is not None and answer.blend is not None and not self.is_closed:
             with suppress(OutOfTime):
                 for s, counts in enumerate(answer.blend.stages):
-                    self.part.on(s).learn_direction(s, counts)
-        return answer
+                    new = self.part.on(s).learn_direction(s, counts) or new
+        return new
 
     def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""

@@ -96,7 +96,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     def late() -> bool:
         return over(began, 1.0)
 
-    def begun() -> Late:
+    def start_clock() -> Late:
         since = processor_seconds()
         return lambda: over(since, ONE_STAGE) or late()
 
@@ -106,7 +106,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             if key not in parts:
                 alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
-                parts[key] = _part(replace(task, late=late), d, m, name, other, begun, sizes,
+                parts[key] = _part(replace(task, late=late), d, m, name, other, start_clock, sizes,
                                    known.setdefault(m, {}))
             search = CutSearch(parts[key], name, tell)
             search.advance(best)
@@ -273,11 +273,11 @@ def divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tupl
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
-          began: Callable[[], Late], sizes: tuple[int, ...], known: dict[int, StageParts]) -> StageParts:
+          start_clock: Callable[[], Late], sizes: tuple[int, ...], known: dict[int, StageParts]) -> StageParts:
     """The stages of one candidate, and what `other` stages know with as many pipes and microbatches on as many ranks.
 
-    `began` begins the clock of one search. `known` are stages on some number of ranks, of other candidates whose parts
-    differ. Raises InputError where the cluster or the model cannot be cut so.
+    `start_clock` starts the clock of one search. `known` are stages on some number of ranks, of other candidates whose
+    parts differ. Raises InputError where the cluster or the model cannot be cut so.
     """
     part_clusters(task.cluster, parts, sizes)
     chunks = chunks_of(name)
@@ -293,5 +293,6 @@ def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: Stage
     splits, where = splits_backward(name), Staged(places[:stages - 1], name, microbatches).pipes
     if other is not None and not sizes:
         return other.scheduled(stages, splits, where)
-    made = StageParts(task, stages, parts, microbatches, places, where, splits=splits, began=began)
+    made = StageParts(task, stages, parts, microbatches, places, where, splits=splits,
+                      start_clock=start_clock)
     return made.divided(sizes, known) if sizes else made

@@ -10,6 +10,7 @@ A stage is some units in a row, from place a to place b (`stage_units`). Of ever
     passes      no less than f, and no less than b, of any plan
     exchange    no less than the reduce of any plan, where stages have copies that exchange gradients
     counted     no less than these seconds, and those of its messages, counted otherwise, of such a plan
+    directions  no less than these seconds, counted about as a blend of paths does, of any plan: searched of one unit
 
 T, T' and M follow from the floor, until a stage is solved (`bound`, `sharpen`): then they are what the search of its
 layouts proved. A stage that is made of two has all that they have, and conversions between them:

@@ -77,7 +77,7 @@ class StageUnits:
         placement       by pipe and stage, the part that has it (`Staged.pipes`)
         within          meshes and regions of the plans of a stage; none: all that the options allow
         splits          whether the schedule splits backward into B and W
-        began           begins one search of a stage, and returns what tells whether it takes too much of the time
+        start_clock     starts the clock of one search of a stage: it tells when that takes too much of the time
         sizes           ranks of every part (`part_ranks`); none: equal parts
         size            ranks of the stages that this knows; 0: of an equal part
         _ports          the messages between two stages
@@ -92,7 +92,7 @@ class StageUnits:
     placement: tuple[tuple[int, ...], ...]
     within: tuple[Candidate, ...] = ()
     splits: bool = False
-    began: Callable[[], Late] = lambda: never
+    start_clock: Callable[[], Late] = lambda: never
     sizes: tuple[int, ...] = ()
     size: int = 0
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
