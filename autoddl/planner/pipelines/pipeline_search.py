@@ -52,7 +52,10 @@ DIVISIONS = 64
 """Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
 
 ONE_STAGE = 1 / 16
-"""The part of the limit that one search of a stage may take, once a plan is known."""
+"""The part of the limit that one search of a stage may take."""
+
+FIRST_STAGE = 30.0
+"""Seconds that it may take at least before a plan is known."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -88,17 +91,20 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         int, dict[int, StageParts]]()
     tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
 
-    def over(since: float, share: float) -> bool:
-        """Whether more than a share of the limit has passed, where all candidates are bounded and a plan is known."""
-        passed = options.stages_limit is not None and processor_seconds() - since > options.stages_limit * share
-        return passed and all_bounded and min(best, *(one.seconds for one in searches)) < inf
+    limit = inf if options.stages_limit is None else options.stages_limit
+
+    def is_known() -> bool:
+        """Whether all candidates are bounded and some plan is known."""
+        return all_bounded and min(best, *(one.seconds for one in searches)) < inf
 
     def late() -> bool:
-        return over(began, 1.0)
+        return processor_seconds() - began > limit and is_known()
 
     def start_clock() -> Late:
-        since = processor_seconds()
-        return lambda: over(since, ONE_STAGE) or late()
+        """Ends one search of a stage by its part of the limit, and with the limit if a plan is known when it starts."""
+        now = processor_seconds()
+        ends = min(now + limit * ONE_STAGE, began + limit) if is_known() else now + max(limit * ONE_STAGE, FIRST_STAGE)
+        return lambda: processor_seconds() > ends
 
     for d, sizes, m, name in asked:
         key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name)
