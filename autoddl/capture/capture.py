@@ -15,7 +15,7 @@ autograd it computes the same bits as the module. It makes constants (arange, fu
 the device of its inputs.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -29,6 +29,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 
 from autoddl.capture.build_graph import Key, Leaf, check_shapes, tabulate
+from autoddl.capture.fx_tools import insert
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.capture.patches.torch_export_patch import delay_code_generation, shorten_stacks
 from autoddl.capture.returned import Returned, returned
@@ -159,7 +160,7 @@ def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
     leaves = _leaves(model, exported, names)
     holes = {node.name: node for node in graph.nodes if node.op == "placeholder"}
     last = next(node for node in graph.nodes if node.op == "output")
-    last.args = ((*results, *(node for _, node in updates)),)
+    last.args = ((*results, *_apart(last, results[0], [node for _, node in updates])),)
     for leaf in leaves:
         for tied in leaf.tied:
             holes[tied].replace_all_uses_with(holes[leaf.node])
@@ -170,6 +171,15 @@ def _arrange(model: nn.Module, exported: ExportedProgram, names: dict[str, str]
         graph.erase_node(hole)
     graph.eliminate_dead_code()
     return GraphModule(nn.Module(), graph), leaves, tuple(buffer for buffer, _ in updates), output
+
+
+def _apart(last: Node, loss: Node, new: Sequence[Node]) -> Iterator[Node]:
+    """The new values of buffers as nodes of their own: a copy where two have one value, or one has the loss."""
+    known = {loss}
+    for node in new:
+        copied = node in known
+        known.add(node)
+        yield insert(last, torch.ops.aten.clone.default, (node,), node.meta["val"]) if copied else node
 
 
 def _leaves(model: nn.Module, exported: ExportedProgram, names: dict[str, str]) -> tuple[Leaf, ...]:

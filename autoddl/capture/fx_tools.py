@@ -8,7 +8,7 @@ from torch.fx import GraphModule, Node
 
 from autoddl.operators.kernels.arguments import parameters
 
-__all__ = ["call_arguments", "dtype_of", "insert", "name_of", "operators", "replace", "with_inputs"]
+__all__ = ["call_arguments", "dtype_of", "insert", "name_of", "operators", "replace", "with_inputs", "written_by"]
 
 
 def name_of(target: Any) -> str:
@@ -63,3 +63,14 @@ def with_inputs(node: Node, inputs: Mapping[str, Any]) -> tuple[tuple[Any, ...],
     names = parameters(node.target)  # type: ignore[arg-type]
     return (tuple(replaced(name, value) for name, value in zip(names, node.args, strict=False)),
             {name: replaced(name, value) for name, value in node.kwargs.items()})
+
+
+def written_by(node: Node) -> list[Node]:
+    """The nodes that an operator writes into."""
+    names = [one.name for one in node.target._schema.arguments  # type: ignore[union-attr]
+             if one.alias_info is not None and one.alias_info.is_write]
+    places = [i for i, one in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
+              if one.name in names]
+    given = [node.args[i] for i in places if i < len(node.args)] + [node.kwargs[name] for name in names
+                                                                   if name in node.kwargs]
+    return [one for one in given if isinstance(one, Node)]

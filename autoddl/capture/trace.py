@@ -3,8 +3,8 @@
 Every parameter and buffer is replaced by a fake CPU tensor in a copy of the module, with ties kept. So models on any
 device are captured alike, `meta` included, and the user's module is not touched. `torch.export` without strictness
 records what forward does. Regions under `no_grad` are inlined with their inputs detached, regions under autocast with
-its casts. If anything writes in place, `run_decompositions({})` makes the program functional. That doubles the time, so
-it runs only where it is needed.
+its casts. A program that writes in place is made functional by `written_values`, where it is plain what writes change.
+Elsewhere `run_decompositions({})` does that, which doubles the time.
 """
 
 import copy
@@ -37,6 +37,7 @@ from autoddl.capture.rewrites.autocast_casts import cast_regions
 from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.export_passes import (
     check_averages,
+    has_composite_views,
     inline_regions,
     link_users,
     needs_decomposition,
@@ -44,6 +45,7 @@ from autoddl.capture.rewrites.export_passes import (
     whole_dropout,
 )
 from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, call_functions
+from autoddl.capture.rewrites.written_values import make_functional
 from autoddl.capture.sample import Sample, named
 from autoddl.capture.source_lines import failing_line
 from autoddl.capture.wrappers import check_constants, check_wrappers, wrapper_notes
@@ -87,14 +89,21 @@ def trace(model: nn.Module, sample: Sample, dtype: torch.dtype | None = None, mi
     inline_regions(program.graph_module)
     cast_regions(program.graph_module)
     if needs_decomposition(program.graph_module):
-        try:
-            with _quiet():
-                program = program.run_decompositions({})
-        except Exception as error:
-            raise _explain(type(model).__name__, error) from error
+        if has_composite_views(program.graph_module) or not make_functional(program):
+            program = _decomposed(type(model).__name__, program)
         _check_unwritten(type(model).__name__, known.read, program)
     call_functions(program.graph_module, calls)
     return program, names, wrapper_notes(model, stand_in, checkpointed)
+
+
+def _decomposed(model: str, program: ExportedProgram) -> ExportedProgram:
+    """The functional program, traced again."""
+    try:
+        with _quiet():
+            found: ExportedProgram = program.run_decompositions({})
+            return found
+    except Exception as error:
+        raise _explain(model, error) from error
 
 
 @contextmanager

@@ -28,7 +28,6 @@ class Strange(nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind, self.linear, self.shift = kind, nn.Linear(4, 4), nn.Buffer(torch.zeros(4))
-        self.twin = nn.Buffer(torch.zeros(4))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.linear(x)
@@ -46,9 +45,6 @@ class Strange(nn.Module):
             case "penalty":
                 (found,) = torch.autograd.grad(h.sum(), self.linear.weight, create_graph=True)
                 h = h * found.norm()
-            case "twins":
-                self.shift.copy_(h.detach().mean(0))
-                self.twin.copy_(self.shift)
             case "vmap":
                 h = torch.vmap(self.linear)(h)
             case "read":
@@ -68,7 +64,7 @@ class Strange(nn.Module):
 @pytest.mark.parametrize(("kind", "says"), [
     ("hook", r"test_export_guards\.py:\d+: h\.register_hook.*a hook on a gradient"),
     ("checkpoint", "use_reentrant=False"), ("weight", "writes into its parameter"),
-    ("buffer", r"sets the \.data of a tensor"), ("penalty", "takes gradients itself"), ("twins", "cannot be captured"),
+    ("buffer", r"sets the \.data of a tensor"), ("penalty", "takes gradients itself"),
     ("cast", r"self\.linear\.to.*casts it to torch\.bfloat16, for good: do that before planning"),
     ("outside", r"x\.numpy\(\).* takes values out"), ("packed", r"pack_padded.* give the layer the padded rows"),
     ("vmap", "no operator")])

@@ -3,6 +3,7 @@
 Reading order:
 
     export_passes, passes       rewrites of the exported program, before and after it is functional
+    written_values              makes it functional, where it is plain what writes in place change
     raising_branches            branches that only raise, which a graph checks instead
     finite_clamps               branches that clamp infinite values, which may always be taken
     own_backward                calls of torch.autograd.Function, which become one operator each

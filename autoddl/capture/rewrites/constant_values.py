@@ -21,6 +21,8 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from autoddl.capture.fx_tools import written_by
+
 __all__ = ["KnownValues"]
 
 ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "nonzero", "argwhere",
@@ -130,7 +132,7 @@ class KnownValues:
         writes = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)
                   and node.target._schema.is_mutable]
         needed = _behind(nodes, writes)
-        written = {node.target for one in writes for node in _shared(_written(one)) if node.op == "get_attr"}
+        written = {node.target for one in writes for node in _shared(written_by(one)) if node.op == "get_attr"}
         places = {node: i for i, node in enumerate(one for one in graph.nodes if one.op == "placeholder")}
         found: dict[Node, Any] = {}
         for node in [one for one in graph.nodes if one in needed]:
@@ -203,7 +205,7 @@ def _behind(nodes: Iterable[Node], writes: Sequence[Node]) -> set[Node]:
     """All that nodes are made of, with what was written into it in place."""
     needed: set[Node] = set()
     _add(needed, nodes)
-    while new := [node for node in writes if node not in needed and needed & _shared(_written(node))]:
+    while new := [node for node in writes if node not in needed and needed & _shared(written_by(node))]:
         _add(needed, new)
     return needed
 
@@ -215,17 +217,6 @@ def _add(needed: set[Node], nodes: Iterable[Node]) -> None:
         if node not in needed:
             needed.add(node)
             front += node.all_input_nodes
-
-
-def _written(node: Node) -> list[Node]:
-    """What an operator writes into."""
-    names = [one.name for one in node.target._schema.arguments  # type: ignore[union-attr]
-             if one.alias_info is not None and one.alias_info.is_write]
-    places = [i for i, one in enumerate(node.target._schema.arguments)  # type: ignore[union-attr]
-              if one.name in names]
-    given = [node.args[i] for i in places if i < len(node.args)] + [node.kwargs[name] for name in names
-                                                                   if name in node.kwargs]
-    return [one for one in given if isinstance(one, Node)]
 
 
 def _shared(nodes: Iterable[Node]) -> set[Node]:

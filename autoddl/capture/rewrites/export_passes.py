@@ -5,6 +5,7 @@
     inline_regions       no_grad written out: it becomes detach
     check_averages       running averages of instances, which no operator yields, are refused
     needs_decomposition  whether run_decompositions({}) has anything to do
+    has_composite_views  whether it has composites of views to write out, which nothing else does
 """
 
 from typing import Any
@@ -17,7 +18,8 @@ from autoddl.capture.rewrites.passes import DROPOUTS, OURS
 from autoddl.capture.source_lines import line_of
 from autoddl.core.errors import CaptureError
 
-__all__ = ["check_averages", "inline_regions", "link_users", "needs_decomposition", "shifted_numbers", "whole_dropout"]
+__all__ = ["check_averages", "has_composite_views", "inline_regions", "link_users", "needs_decomposition",
+           "shifted_numbers", "whole_dropout"]
 
 aten = torch.ops.aten
 SATURATED = -1.7580993408473766
@@ -28,13 +30,17 @@ STATEFUL = {"batch_norm.default", "instance_norm.default"}
 
 def needs_decomposition(module: GraphModule) -> bool:
     """Whether an operator writes in place, or is a composite of views that is not in our vocabulary."""
+    writes = (node.target._schema.is_mutable or name_of(node.target) in STATEFUL  # type: ignore[union-attr]
+              for node in operators(module))
+    return any(writes) or has_composite_views(module)
+
+
+def has_composite_views(module: GraphModule) -> bool:
+    """Whether an operator is a composite of views that is not in our vocabulary."""
     for node in operators(module):
-        target, name = node.target, name_of(node.target)
-        schema = target._schema  # type: ignore[union-attr]
-        if schema.is_mutable or name in STATEFUL:
-            return True
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")  # type: ignore[union-attr]
-        if composite and name not in OURS and any(argument.alias_info for argument in schema.arguments):
+        target: Any = node.target
+        composite = torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
+        if composite and name_of(target) not in OURS and any(one.alias_info for one in target._schema.arguments):
             return True
     return False
 
