@@ -232,8 +232,7 @@ def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
     return Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
 
 
-@lru_cache(maxsize=256)
-def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool,
+def _priced(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool,
             codecs: tuple[str, ...]) -> Routes:
     """The routes of a tensor of `shape`, which depend on nothing but the arguments."""
     pricing = Pricing(Graph((), (), ()), mesh, cluster)
@@ -245,13 +244,20 @@ def _routes(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster,
     return routes(shape, itemsize, mesh, seconds, partial, part_in_flight(codecs, itemsize))
 
 
+_routes, _small_routes = lru_cache(maxsize=256)(_priced), lru_cache(maxsize=4096)(_priced)
+"""Routes that were asked for before: of any mesh, and of one of at most two axes, where each takes tens of kilobytes.
+
+A convolutional network has hundreds of shapes, all of which are asked for once per table and once per drawn plan."""
+
+
 def routes_of(pricing: Pricing, tensor: Tensor, messages: str) -> Routes:
     """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster.
 
     They are of `messages` that may be coded (`core.codecs.CLASSES`); "" for such that never are.
     """
-    return _routes(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool",
-                   tensor.kind is Kind.PARAMETER, codecs_of(pricing.codecs, messages, tensor.dtype))
+    known = _small_routes if len(pricing.mesh.axes) <= 2 else _routes
+    return known(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool",
+                 tensor.kind is Kind.PARAMETER, codecs_of(pricing.codecs, messages, tensor.dtype))
 
 
 def steps_of(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str) -> tuple[Step, ...]:

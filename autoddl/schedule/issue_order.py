@@ -23,7 +23,7 @@ from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import Cluster
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.ring import SHIFT, ring_turns
-from autoddl.operators.rules.nn import REDUCING, Inner, inner_collectives
+from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.work import weight_kernels
 from autoddl.pricing.kernel_prices import pass_seconds
 from autoddl.pricing.price import Pricing
@@ -41,11 +41,12 @@ class KnownPrices:
     """Prices that plans share which differ in their bucket size alone, for one rank.
 
     `kernels` are seconds by (op, direction), and by (op, "late") those that wait for W; `legs` the priced steps of
-    activations by (op, slot, direction).
+    activations by (op, slot, direction). By op, `inside` has the messages inside its kernels.
     """
 
     kernels: dict[tuple[str, str], float] = field(default_factory=dict)
     legs: dict[tuple[str, str, str], tuple[Leg, ...]] = field(default_factory=dict)
+    inside: dict[str, tuple[Start, ...]] = field(default_factory=dict)
 
 
 def list_actions(plan: Plan, graph: Graph, cluster: Cluster, rank: int = 0, known: KnownPrices | None = None,
@@ -223,7 +224,7 @@ class _Program:
     def ring(self, op: Op, decision: Decision, direction: str, noted: str) -> bool:
         """Runs the blocks of ring attention with the shifts beside them, and what goes before and after; false of an
         op that is none."""
-        legs = [self.actions.leg(noted, *one[1:], op.name) for one in self.inside(op, decision) if one[0] == direction]
+        legs = self.inside(op, decision, direction, noted)
         places = [k for k, leg in enumerate(legs) if leg.sent.kind == SHIFT]
         if not places:
             return False
@@ -241,16 +242,18 @@ class _Program:
         self.actions.run(legs[places[-1] + 1:])
         return True
 
-    def inside(self, op: Op, decision: Decision) -> tuple[Inner, ...]:
-        """The messages inside the op's kernels."""
-        option = option_of(op, self.graph, self.plan.mesh, decision)
-        return inner_collectives(op, self.graph, option.inputs, option.inner, self.plan.mesh, self.actions.at)
+    def inside(self, op: Op, decision: Decision, direction: str, noted: str) -> list[Start]:
+        """The messages inside the op's kernels of one pass, which a record notes under the pass `noted`."""
+        if op.name not in self.known.inside:
+            option = option_of(op, self.graph, self.plan.mesh, decision)
+            every = inner_collectives(op, self.graph, option.inputs, option.inner, self.plan.mesh, self.actions.at)
+            self.known.inside[op.name] = tuple(self.actions.leg(*one, op.name) for one in every)
+        return [leg if noted == direction else replace(leg, sent=replace(leg.sent, direction=noted))
+                for leg in self.known.inside[op.name] if leg.sent.direction == direction]
 
     def inner(self, op: Op, decision: Decision, direction: str, noted: str) -> None:
         """Runs the collectives inside the op's kernels of one pass, which a record notes under the pass `noted`."""
-        for way, kind, axes, nbytes in self.inside(op, decision):
-            if way == direction:
-                self.actions.run([self.actions.leg(noted, kind, axes, nbytes, op.name)])
+        self.actions.run(self.inside(op, decision, direction, noted))
 
 
 def in_backward(leg: Leg) -> Leg:
