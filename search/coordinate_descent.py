@@ -51,6 +51,21 @@ class _Index:
             seconds, retained, transient = (core[cell] for core in table.core)
         return seconds, retained, transient
 
+    def total(self, v: int, choice: Sequence[int]) -> Array:
+        """The sum of the seconds of all factors of v, for every option of v; all other variables have chosen."""
+        found = np.zeros(self.problem.sizes[v])
+        for i in self.incident[v]:
+            factor = self.problem.factors[i]
+            table = self.problem.tables[factor.table]
+            found += table.core[0][tuple([c if u == v else c[choice[u]]
+                                          for c, u in zip(table.classes, factor.variables, strict=True)])]
+        return found
+
+    def beside(self) -> list[set[int]]:
+        """By variable, those that share a factor with it."""
+        return [{u for i in factors for u in self.problem.factors[i].variables} - {v}
+                for v, factors in enumerate(self.incident)]
+
 
 def choose_greedily(problem: Problem) -> tuple[int, ...]:
     """A choice made in the order of variables, each with least seconds given those before it."""
@@ -69,6 +84,8 @@ def choose_greedily(problem: Problem) -> tuple[int, ...]:
 def descend(problem: Problem, start: Sequence[int], clock: Clock) -> tuple[int, ...]:
     """The choice after sweeps over the variables from one start, until a sweep changes nothing."""
     index, choice = _Index.of(problem), list(start)
+    if problem.budget is None:
+        return _descend_freely(index, choice, clock)
     retained = problem.retained(choice)
     transient = np.array([t.transient.item(cell) for t, cell in problem.cells(choice)])
     for _ in range(SWEEPS):
@@ -81,6 +98,27 @@ def descend(problem: Problem, start: Sequence[int], clock: Clock) -> tuple[int, 
                 changed, retained = True, retained + gain[choice[v]] - gain[old]
                 for i in index.incident[v]:
                     transient[i] = index.slices(i, v, choice)[2][choice[v]]
+        if not changed or clock.expired:
+            break
+    return tuple(choice)
+
+
+def _descend_freely(index: _Index, choice: list[int], clock: Clock) -> tuple[int, ...]:
+    """The choice of `descend` without a budget: a variable is looked at again where one beside it has changed."""
+    beside, stale = index.beside(), set(range(len(choice)))
+    for _ in range(SWEEPS):
+        changed = False
+        for v in range(len(choice)):
+            if v not in stale:
+                continue
+            stale.remove(v)
+            scores: tuple[Array, ...] = (index.total(v, choice),)
+            if not np.isfinite(scores[0]).all():
+                scores, _ = _scores(index, v, choice, 0.0, np.zeros(0))
+            new = _improved(scores, choice[v])
+            if new != choice[v]:
+                choice[v], changed = new, True
+                stale |= beside[v]
         if not changed or clock.expired:
             break
     return tuple(choice)

@@ -24,7 +24,8 @@ from autoddl.search.block_powers import raise_to_power
 from autoddl.search.elimination_program import Elimination, EliminationProgram, Ids, MessageRecipe, RecipePart, Top
 from autoddl.search.repeated_blocks import FoldedProblem
 
-__all__ = ["CAP", "FactorGraph", "plan_elimination", "plan_exact_elimination", "plan_folded_elimination"]
+__all__ = ["CAP", "FactorGraph", "count_folded_cells", "plan_elimination", "plan_exact_elimination",
+           "plan_folded_elimination"]
 
 CAP = 30_000_000
 WORK = 1e10
@@ -51,23 +52,38 @@ def plan_exact_elimination(problem: Problem) -> EliminationProgram:
     return program
 
 
-def plan_folded_elimination(short: FoldedProblem, problem: Problem, cap: int = CAP) -> EliminationProgram:
+def plan_folded_elimination(short: FoldedProblem, problem: Problem, cap: int = CAP, exact: bool = False
+                            ) -> EliminationProgram:
     """The elimination of the whole problem behind a short one, whose reduced form is `problem`.
 
-    The blocks of every run are raised to their power.
+    The blocks of every run are raised to their power. If it is to be `exact`, raises _TooLarge instead of splitting.
     """
-    network = FactorGraph(problem, cap, short.position.tolist())
+    network = FactorGraph(problem, cap, short.position.tolist(), exact)
     for fold in short.folds:
         raise_to_power(network, fold)
     network.finish(range(len(problem.sizes)))
     return replace(network.result(len(short.of)), steps=(), slots=(), roots=())
 
 
+class _TooLarge(Exception):
+    """A message has too many cells."""
+
+
+def count_folded_cells(short: FoldedProblem, problem: Problem) -> float:
+    """The cells that `plan_folded_elimination` would compute; infinite as soon as one message has more than CAP."""
+    try:
+        program = plan_folded_elimination(short, problem, exact=True)
+    except _TooLarge:
+        return math.inf
+    return sum(math.prod(recipe.shape) for _, recipe in program.messages())
+
+
 class FactorGraph:
     """The factors and variables that are left; variables are grouped by the recipe that would eliminate them."""
 
-    def __init__(self, problem: Problem, cap: int, positions: Sequence[int]) -> None:
+    def __init__(self, problem: Problem, cap: int, positions: Sequence[int], exact: bool = False) -> None:
         self.sizes, self.cap, self.positions = list(problem.sizes), cap, list(positions)
+        self.must_be_exact = exact
         self.ids: list[Ids] = [NOTHING] * len(problem.factors)
         self.base = len(problem.tables)
         self.slots = [f.table for f in problem.factors]
@@ -214,6 +230,8 @@ class FactorGraph:
 
         if cells(sources) <= self.cap:
             return [list(sources)]
+        if self.must_be_exact:
+            raise _TooLarge
         self.exact = False
         buckets: list[list[int]] = []
         for i in sorted(sources, key=lambda i: -cells([i])):

@@ -12,6 +12,7 @@ over three variables are not for here.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from autoddl.core.problem import Array, Problem
 from autoddl.search.block_factors import match_factors
 from autoddl.search.coordinate_descent import descend_from_starts
 from autoddl.search.elimination import count_cells
-from autoddl.search.elimination_order import plan_folded_elimination
+from autoddl.search.elimination_order import count_folded_cells
 from autoddl.search.exact import EFFORT, Outcome, build_space, solve_exactly
 from autoddl.search.limits import Above, Clock, Limits
 from autoddl.search.presolve import Kept, keep_options
@@ -214,21 +215,36 @@ def _budget(problem: Problem) -> float:
 
 def _among(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float) -> _Best:
     """The best plan of the options that the beliefs favour; without a budget of fewer, where that is good enough."""
+    work = _Work(short, {})
     if problem.budget is None:
-        best = _best_of(problem, short, found, limits, price, WORK / FEWER)
+        best = _best_of(problem, work, found, limits, price, WORK / FEWER)
         if found.bound >= limits.target(best.seconds):
             return best
-    return _best_of(problem, short, found, limits, price, WORK)
+    return _best_of(problem, work, found, limits, price, WORK)
 
 
-def _best_of(problem: Problem, short: FoldedProblem, found: MessageBound, limits: Limits, price: float, work: float
-             ) -> _Best:
-    """The best plan of as many favoured options as `work` cells allow.
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The cells that eliminations of parts of a short problem compute, where they are known: by kept options."""
+
+    short: FoldedProblem
+    known: dict[tuple[Kept, ...], float]
+
+    def of(self, kept: Sequence[Kept]) -> float:
+        """The cells for the kept options of every variable; infinite where a message is too large."""
+        key = tuple(kept)
+        if key not in self.known:
+            self.known[key] = count_folded_cells(self.short, keep_options(self.short.problem, kept).problem)
+        return self.known[key]
+
+
+def _best_of(problem: Problem, work: _Work, found: MessageBound, limits: Limits, price: float, most: float) -> _Best:
+    """The best plan of as many favoured options as can be eliminated with at most `most` cells.
 
     Where there is none under a budget, bytes should cost more. The first price makes the whole budget cost as much as
     the time.
     """
-    kept = _favoured(short, found, work)
+    short, kept = work.short, _favoured(work, found, most)
     few = keep_options(problem, [kept[v] for v in short.of[np.argsort(short.variable)].tolist()])
     granted = limits.clock.part(SHARE)
     try:
@@ -242,9 +258,9 @@ def _best_of(problem: Problem, short: FoldedProblem, found: MessageBound, limits
     return _Best(replace(outcome, choice=choice), problem.cost(choice) - problem.fixed_seconds, outcome.price)
 
 
-def _favoured(short: FoldedProblem, found: MessageBound, work: float) -> list[Kept]:
+def _favoured(work: _Work, found: MessageBound, most: float) -> list[Kept]:
     """The favoured options of each short variable; the blocks of a run have equal ones."""
-    many = FAVOURED
+    short, many = work.short, FAVOURED
     while True:
         kept = [set(np.argsort(belief, kind="stable")[:many].tolist()) for belief in found.beliefs]
         for fold in short.folds:
@@ -254,7 +270,6 @@ def _favoured(short: FoldedProblem, found: MessageBound, work: float) -> list[Ke
                     kept[v] = whole
         rows = [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
                 for options, belief in zip(kept, found.beliefs, strict=True)]
-        program = plan_folded_elimination(short, keep_options(short.problem, rows).problem)
-        if many <= 1 or (program.exact and sum(math.prod(r.shape) for _, r in program.messages()) <= work):
+        if many <= 1 or work.of(rows) <= most:
             return rows
         many //= 2

@@ -106,7 +106,7 @@ def _merged(table: Table) -> Table:
                     core[1].take([first[n] for n in range(len(first))], axis),
                     core[2].take([first[n] for n in range(len(first))], axis))
             classes[axis] = np.array([new[c] for c in classes[axis].tolist()], dtype=np.intp)
-    return Table(*core, classes)
+    return table if core[0] is table.core[0] else Table(*core, classes)
 
 
 def _row_names(arrays: Sequence[Array], axis: int) -> list[bytes]:
@@ -193,10 +193,12 @@ def _slice(table: Table, kept: tuple[Kept, ...]) -> Table:
     used: list[NDArray[np.intp]] = []
     classes: list[Classes] = []
     for axis, options in zip(table.classes, kept, strict=True):
-        rows, inverse = np.unique(axis[list(options)], return_inverse=True)
-        used.append(rows)
+        picked = axis[list(options)]
+        found = np.zeros(int(axis.max()) + 1, dtype=bool)
+        found[picked] = True
+        used.append(np.flatnonzero(found))
         if len(options) > 1:
-            classes.append(inverse)
+            classes.append((np.cumsum(found) - 1)[picked])
     shape = tuple(len(rows) for rows, options in zip(used, kept, strict=True) if len(options) > 1) or (1,)
     seconds, retained, transient = (values.reshape(shape) for values in table.part(used))
     return Table(seconds, retained, transient, classes or [np.zeros(1, dtype=np.intp)])

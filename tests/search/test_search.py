@@ -17,6 +17,7 @@ from sampling import few_seeds, parametrize_or_slow
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.problem import Array, Factor, Problem, Table
 from autoddl.search import SOLVERS, solve, statistics
+from autoddl.search.coordinate_descent import descend
 from autoddl.search.exact import solve_exactly
 from autoddl.search.limits import Clock, Limits
 
@@ -64,6 +65,18 @@ def test_mini_buckets_bound_and_never_claim_more_than_is_true() -> None:
             continue
         assert outcome.bound <= best + 1e-9
         assert problem.is_feasible(outcome.choice) and problem.cost(outcome.choice) >= best - 1e-9
+
+
+def test_descent_that_skips_what_cannot_change_is_descent_under_a_budget_that_never_binds() -> None:
+    for seed in range(80):
+        problem, random = random_problem(seed).within(None), np.random.default_rng(seed)
+        start = [int(random.integers(n)) for n in problem.sizes]
+        free, plain = (descend(one, start, Clock.start(None, math.inf)) for one in (problem, problem.within(1e30)))
+        assert free == plain, seed
+    stack = blocks(5, 4, 5, seed=3)
+    start = [0] * len(stack.sizes)
+    assert descend(stack, start, Clock.start(None, math.inf)) == descend(stack.within(1e30), start,
+                                                                         Clock.start(None, math.inf))
 
 
 @few_seeds(20, 60)
