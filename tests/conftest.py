@@ -7,7 +7,7 @@ planning.
 `make test` runs the tests that shape links first and alone: they measure time, and would disturb each other. The others
 are dealt to two workers by whole files (`--dist loadfile`), so that what a file has captured or planned is made once.
 
-Tests outside of `tests/capture` share what they capture of equal models (`captures`).
+Tests outside of `tests/capture` share what they and their ranks capture of equal models (`captures`).
 """
 
 import gc
@@ -43,13 +43,18 @@ def _checked(start: Callable[..., None]) -> Callable[..., None]:
     return checked_start
 
 
+def _may_share() -> bool:
+    return bool(_current) and _current[0].path.parent.name != "capture"
+
+
 def pytest_configure(config: pytest.Config) -> None:
     gc.disable()  # until all that tests import is there
     patch = pytest.MonkeyPatch()
     patch.setattr(subprocess.Popen, "__init__", _checked(subprocess.Popen.__init__))
     patch.setattr(ranks, "before_start", lambda world: _require("ranks", f"{world} ranks"))
+    patch.setattr(ranks, "may_share", _may_share)
     patch.setattr("autoddl.capture.capture.capture", kept(
-        capture, lambda: bool(_current) and _current[0].path.parent.name != "capture"))
+        capture, lambda: _may_share() or ranks.others.ask is not None, ranks.others))
     config.add_cleanup(patch.undo)
 
 

@@ -3,14 +3,17 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
 from captures import kept
 from own_functions import Scaled
-from torch import nn
+from ranks import on_ranks
+from torch import Tensor, nn
 
 import autoddl
+from autoddl.capture import capture as capturing
 from autoddl.capture.own_rules import _MARK
 
 
@@ -64,3 +67,31 @@ def test_a_model_is_captured_again_with_another_rule() -> None:
     finally:
         delattr(Scaled, _MARK)
     assert len(set(found[:3])) == 3 and found[3] == found[1] and capture(apart()) == found[0]
+
+
+class Shifted(nn.Module):
+    """The mean of inputs and a parameter."""
+
+    def __init__(self, shift: float) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.tensor(shift))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.shift).mean()
+
+
+def captured_here(shifts: list[float]) -> tuple[int, list[str]]:
+    """How many of these models this process captures by itself, and the graphs of all."""
+    with patch.object(capturing, "_captured", Mock(wraps=capturing._captured)) as counted:
+        graphs = [str(capturing.capture(Shifted(shift), torch.zeros(4)).graph) for shift in shifts]
+    return counted.call_count, graphs
+
+
+@pytest.mark.ranks
+def test_ranks_capture_equal_models_once_together_and_others_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    (_, truth), (_, twice) = captured_here([1.0]), captured_here([1.0, 1.0])
+    assert twice == truth * 2
+    for may_share, counts in ((True, 2), (True, 0), (False, 6)):
+        monkeypatch.setattr("ranks.may_share", lambda may_share=may_share: may_share)
+        found = on_ranks(2, captured_here, [1.0, 2.0, 1.0])
+        assert sum(count for count, _ in found) == counts and all(graphs == truth * 3 for _, graphs in found)

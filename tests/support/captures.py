@@ -1,6 +1,7 @@
 """Captures each model once: what a test's process has captured of a model, a sample and a recipe is not captured again.
 
     capture = kept(autoddl.capture.capture.capture, lambda: True)      the same results, those of equal arguments shared
+    capture = kept(..., others)                                        also those of other processes (`ranks`)
 
 Arguments are equal where their pickles are, tensors by their values and by which of them share storage. What does not
 pickle, like a class that a test makes or a hook, is captured every time. What else a capture sees is compared too:
@@ -12,7 +13,8 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from functools import wraps
+from dataclasses import dataclass, field
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -22,12 +24,23 @@ from autoddl.capture.capture import Captured
 from autoddl.capture.own_rules import OwnRule, rule_of
 from autoddl.core.precision import AS_WRITTEN, Precision
 
-__all__ = ["kept"]
+__all__ = ["Others", "kept"]
 
 MOST = 100
 """Captures that are kept; the oldest goes first."""
 LARGEST = 20_000_000
 """Bytes of tensors; what is larger takes longer to compare than to capture."""
+
+
+@dataclass
+class Others:
+    """Processes that capture too. The user's own rules have no names that hold in all of them: with any, none is asked.
+    """
+
+    found: OrderedDict[bytes, Captured] = field(default_factory=OrderedDict)
+    """What this process has captured, by digest, the oldest first."""
+    ask: Callable[[bytes, Callable[[], Captured]], Captured] | None = None
+    """On a rank: what another process has captured, or else what the function captures here, for all."""
 
 
 class _Pickler(pickle.Pickler):
@@ -85,18 +98,21 @@ def _digest(*values: object) -> bytes | None:
     return hashlib.sha256(out.getbuffer()).digest()
 
 
-def kept(capture: Callable[..., Captured], allowed: Callable[[], bool]) -> Callable[..., Captured]:
-    """`capture`, which looks first whether it has captured the like, where that is allowed now."""
-    found, numbers = OrderedDict[bytes, Captured](), dict[OwnRule, int]()
+def kept(capture: Callable[..., Captured], allowed: Callable[[], bool], others: Others | None = None
+         ) -> Callable[..., Captured]:
+    """`capture`, which looks first whether it has captured the like, or others have, where that is allowed now."""
+    others, numbers = others or Others(), dict[OwnRule, int]()
 
     @wraps(capture)
     def kept_capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
         rules = sorted((name, numbers.setdefault(own, len(numbers))) for name, own in _rules())
         key = _digest(model, sample, precision, rules) if allowed() else None
+        make = partial(capture, model, sample, precision)
         if key is None:
-            return capture(model, sample, precision)
+            return make()
+        found = others.found
         if key not in found:
-            found[key] = capture(model, sample, precision)
+            found[key] = others.ask(key, make) if others.ask and not rules else make()
             if len(found) > MOST:
                 found.popitem(last=False)
         return found[key]
