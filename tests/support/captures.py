@@ -34,13 +34,26 @@ LARGEST = 20_000_000
 
 @dataclass
 class Others:
-    """Processes that capture too. The user's own rules have no names that hold in all of them: with any, none is asked.
-    """
+    """Processes that capture too. They know the user's own rules by the same numbers, those registered before they were
+    forked; where there are others, none is asked."""
 
     found: OrderedDict[bytes, Captured] = field(default_factory=OrderedDict)
     """What this process has captured, by digest, the oldest first."""
     ask: Callable[[bytes, Callable[[], Captured]], Captured] | None = None
     """On a rank: what another process has captured, or else what the function captures here, for all."""
+    numbers: dict[OwnRule, int] = field(default_factory=dict)
+    """The rules that this process has seen."""
+    common: int = 0
+    """How many of these all processes know."""
+
+    def know_rules(self) -> None:
+        """Numbers the rules that are registered now, just before other processes are forked."""
+        self.numbered()
+        self.common = len(self.numbers)
+
+    def numbered(self) -> list[tuple[str, int]]:
+        """The operators with a rule of the user's own, and the numbers of the rules."""
+        return sorted((name, self.numbers.setdefault(own, len(self.numbers))) for name, own in _rules())
 
 
 class _Pickler(pickle.Pickler):
@@ -101,18 +114,19 @@ def _digest(*values: object) -> bytes | None:
 def kept(capture: Callable[..., Captured], allowed: Callable[[], bool], others: Others | None = None
          ) -> Callable[..., Captured]:
     """`capture`, which looks first whether it has captured the like, or others have, where that is allowed now."""
-    others, numbers = others or Others(), dict[OwnRule, int]()
+    others = others or Others()
 
     @wraps(capture)
     def kept_capture(model: nn.Module, sample: object = None, precision: Precision = AS_WRITTEN) -> Captured:
-        rules = sorted((name, numbers.setdefault(own, len(numbers))) for name, own in _rules())
+        rules = others.numbered()
         key = _digest(model, sample, precision, rules) if allowed() else None
         make = partial(capture, model, sample, precision)
         if key is None:
             return make()
         found = others.found
         if key not in found:
-            found[key] = others.ask(key, make) if others.ask and not rules else make()
+            ask = others.ask if all(number < others.common for _, number in rules) else None
+            found[key] = ask(key, make) if ask else make()
             if len(found) > MOST:
                 found.popitem(last=False)
         return found[key]

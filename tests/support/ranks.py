@@ -128,6 +128,7 @@ def start_server() -> ForkServer:
     """The process that ranks are forks of, forked off at the first call."""
     for name in IMPORTED:
         importlib.import_module(name)
+    others.know_rules()
     return ForkServer()
 
 
