@@ -170,7 +170,7 @@ def check_traffic(parallel: ParallelModel) -> None:
 
 @pytest.mark.ranks
 @parametrize_or_slow("name,mesh,count", [
-    ("uneven", "a=2,b=2", 2), ("written", "a=2", 2), ("gpt-1", "a=2,b=2", 1), ("dropout", "a=2,b=2", 1),
+    ("uneven", "a=2,b=2", 2), ("written", "a=2", 2), ("gpt-1", "a=2,b=2", 1),
     ("saturated", "a=2", 1), ("resnet", "a=2", 1)], [
     ("saturated", "a=2,b=2", 1), ("vgg_bn", "a=2,b=2", 1),
     ("uneven", "a=4", 4), ("uneven", "a=2,b=2", 6), ("written", "a=2", 8), ("gpt", "a=2,b=2", 3), ("gpt", "a=3", 2),

@@ -78,7 +78,7 @@ def _on_a_rank(plan: Plan, parts: int) -> dict[str, object]:
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("seed,parts,mesh", [(1, 2, "machine=2,pair=2"), (2, 1, "b=2,a=2")], [(0, 1, None)])
+@parametrize_or_slow("seed,parts,mesh", [(1, 2, "machine=2,pair=2")], [(2, 1, "b=2,a=2"), (0, 1, None)])
 def test_a_sparse_plan_sends_and_keeps_the_whole_gradient(seed: int, parts: int, mesh: str | None) -> None:
     """Whatever else is split: in parts of the mesh sums may be whole, and pieces of a gradient may be sparse."""
     plan = plan_of(seed, parts, mesh)
@@ -154,6 +154,7 @@ def _saved_and_resumed(plan: Plan, other: Plan, folder: str) -> dict[str, object
     first = _started(plan)
     _trained(*first, 2)
     checkpoint.save(*first, f"{folder}/saved")
+    before = _unsent(first[0])
     second = _started(plan)
     checkpoint.load(*second, f"{folder}/saved")
     kept = [(a.values, b.values) for name, many in first[0].residuals().items()
@@ -165,10 +166,9 @@ def _saved_and_resumed(plan: Plan, other: Plan, folder: str) -> dict[str, object
     losses = _trained(*first, 3), _trained(*second, 3)
     equal = all(torch.equal(local(a), local(b)) for a, b in zip(first[0].parameters(), second[0].parameters(),
                                                                strict=True))
-    one, two = _started(plan)[0], _started(other)[0]
-    for parallel in (one, two):
-        checkpoint.load(parallel, None, f"{folder}/saved")
-    before, after = _unsent(one), _unsent(two)
+    two = _started(other)[0]
+    checkpoint.load(two, None, f"{folder}/saved")
+    after = _unsent(two)
     lost = [float((before[name] - after[name]).abs().max() / before[name].abs().max().clamp_min(1e-30))
             for name in before.keys() & after.keys()]
     two.step(as_sample(model()[1]))

@@ -27,7 +27,7 @@ from autoddl.schedule.traffic import traffic
 
 MODELS = ("gpt", "gpt2", "llama", "bert", "t5", "vit", "vgg_bn", "resnet", "mixture", "mixtral", "gpt_oss",
           "deepseek", "regression", *zoo.EXAMPLES)
-USUAL = ("regression", "unet")
+USUAL = ("regression",)
 """Those of `make test`, of one layer; test_parallelize.py and test_microbatches.py run plans of the others there."""
 STEPS = 3
 LR = 1e-3
