@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+from sampling import parametrize_or_slow
 from shell import FACTORY, shell
 
 import autoddl
@@ -146,7 +147,7 @@ def test_a_plan_of_ones_own_degrees_is_exported() -> None:
     assert made.configuration.degree("tensor") == 2 and made.configuration.degree("zero-1") == 2
 
 
-@pytest.mark.parametrize("degrees", ["dp=4", "dp=2,pp=2", "dp=2,pp=2,vp=2"])
+@parametrize_or_slow("degrees", ["dp=4", "dp=2,pp=2,vp=2"], ["dp=2,pp=2"])
 def test_what_megatrons_selective_recomputation_may_keep_is_said(degrees: str) -> None:
     """At most what the same plan holds without recomputation; without that it is the plan's own peak."""
     parts = (4,) if "pp" in degrees else (1,)

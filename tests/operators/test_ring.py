@@ -65,12 +65,12 @@ def rings(one: Case, mesh: Mesh) -> list[Option]:
     return [o for o in options(one.op, one.graph, mesh) if o.inner]
 
 
-@pytest.mark.parametrize("mesh", ["x=2", "x=4", "x=2,y=2"])
-def test_attention_in_a_ring_is_that_of_one_device(mesh: str) -> None:
+@parametrize_or_slow("mesh,step", [("x=2", 1), ("x=4", 1), ("x=2,y=2", 3)], [("x=2,y=2", 1)])
+def test_attention_in_a_ring_is_that_of_one_device(mesh: str, step: int) -> None:
     place = Mesh.parse(mesh)
     found = [(one, picked) for one in CASES + FLEXIBLE for picked in rings(one, place)]
     assert len(found) >= len(CASES + FLEXIBLE) * (1 if len(place.axes) == 1 else 5)
-    assert [message for one, picked in found for message in check(one, picked, place)] == []
+    assert [message for one, picked in found[::step] for message in check(one, picked, place)] == []
 
 
 def test_a_ring_composes_with_batch_and_heads_on_other_axes() -> None:

@@ -140,7 +140,7 @@ def test_an_interrupt_before_there_is_a_plan_is_passed_on() -> None:
         search(task_of("deep", PLACE, 1.0), candidates(PLACE), Stop(True))
 
 
-@parametrize_or_slow("name,place", [("tiny", FOUR)], [("deep", FOUR), ("deep", PLACE)])
+@parametrize_or_slow("name,place", [("bare", FOUR)], [("tiny", FOUR), ("deep", FOUR), ("deep", PLACE)])
 def test_no_plan_names_the_least_bytes_of_all_meshes(name: str, place: Cluster) -> None:
     needed = []
     for candidate in candidates(place):

@@ -22,7 +22,7 @@ from autoddl.search.exact import solve_exactly
 from autoddl.search.limits import Clock, Limits
 
 
-@parametrize_or_slow("start", range(0, 100, 50), range(100, 500, 50))
+@parametrize_or_slow("start", [0], range(50, 500, 50))
 def test_exact_agrees_with_exhaustive_search(start: int) -> None:
     for seed in range(start, start + 50):
         problem = random_problem(seed)
@@ -152,7 +152,7 @@ def test_cp_sat_agrees_with_exhaustive_search() -> None:
 
 
 def test_classes_of_options_change_no_number() -> None:
-    for seed in range(40):
+    for seed in range(20):
         random = np.random.default_rng(seed)
         count, size = 5, 6
         rows = [random.integers(0, 3, size) for _ in range(2)]
@@ -186,7 +186,7 @@ def test_depth_costs_a_logarithm() -> None:
     assert uniform[1] <= uniform[0] + 4 * 4
 
 
-@parametrize_or_slow("share,depth", [(0.5, 16)], [(0.2, 24), (0.5, 24), (0.8, 24)])
+@parametrize_or_slow("share,depth", [(0.5, 8)], [(0.5, 16), (0.2, 24), (0.5, 24), (0.8, 24)])
 def test_deep_problems_with_a_budget_are_nearly_proved(share: float, depth: int) -> None:
     free = blocks(depth, 12, depth // 2)
     most, least = solve(free).nbytes, least_bytes(free)
