@@ -387,11 +387,11 @@ def test_words_that_would_be_ignored_are_refused(words: tuple[str, ...], pattern
 
 
 def test_where_nothing_fits_the_first_cheap_way_out_is_named() -> None:
-    words = ("plan", f"{ROOT / 'examples' / 'gpt.py'}:gpt", LAPTOP, "--set", "layers=1", "--mesh", "machine=2,pair=2")
+    words = ("plan", FACTORY, LAPTOP, "--set", "layers=1", "--set", "batch=64", "--mesh", "machine-pair=4")
     starved = shell(*words, "--budget", "1 kB")
-    least = re.search(r"the smallest that is known takes ([0-9.]+) MB", starved.err)
+    least = re.search(r"the smallest that is known takes ([0-9.]+) kB", starved.err)
     assert starved.code == 3 and least and " a plan fits, at " not in starved.err
-    starved = shell(*words, "--budget", f"{0.8 * float(least[1])} MB")
+    starved = shell(*words, "--budget", f"{0.8 * float(least[1])} kB")
     way = r"; add --(recompute full|microbatches \d( --recompute full)?) \(a plan fits, at .* a step or less\); or use"
     assert starved.code == 3 and re.search(way, starved.err), starved.err
 

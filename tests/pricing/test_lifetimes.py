@@ -88,9 +88,8 @@ def test_no_row_is_above_the_line_of_a_random_plan(name: str) -> None:
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
 
 
-@parametrize_or_slow("name,microbatches,in_flight", [("gpt-1", 2, 2), ("neox-1", 4, 2)], [
-    ("gpt-1", 4, 2), 
-    ("gpt", 2, 2), ("gpt", 4, 2), ("gpt", 4, 4)])
+@parametrize_or_slow("name,microbatches,in_flight", [("gpt-1", 2, 2)], [
+    ("neox-1", 4, 2), ("gpt-1", 4, 2), ("gpt", 2, 2), ("gpt", 4, 2), ("gpt", 4, 4)])
 def test_no_row_is_above_the_line_with_several_microbatches_in_flight(name: str, microbatches: int, in_flight: int
                                                                       ) -> None:
     """As in a stage of GPipe, where no forward comes behind the first backward, and as in one of 1F1B."""
