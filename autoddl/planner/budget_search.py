@@ -81,7 +81,7 @@ class BudgetSearch(RowProblems):
         try:
             if row is None:
                 state.free()
-            while not state.closed and state.rounds < ROUNDS:
+            while not state.closed and state.rounds < ROUNDS and not self.late():
                 row = state.next_row(row)
                 if _rounded(row) in tried:
                     break
@@ -231,6 +231,8 @@ class _State:
 
     def ended(self) -> Fitted:
         """The best plan with its bound, after the last means to find one. Raises Infeasible where there is none."""
+        if self.best is None and self.search.late():
+            self._all_again()
         if not self.closed and self.levels:
             self._fixed_levels()
         if not self.closed:
@@ -269,6 +271,23 @@ class _State:
             if 0 not in levels:
                 return
             levels[levels.index(0)] = max(1, *levels)
+
+    def _all_again(self) -> None:
+        """The fastest plan that computes every block again, where the time was over before any was found."""
+        policies = self.search.network.policies
+        if not policies.blocks:
+            return
+        levels = (len(policies.levels) - 1,) * len(policies.blocks)
+        fixed = BudgetSearch(self.search.network.fixed_at(levels), self.search.budget, self.search.solver,
+                             self.search.time_limit, late=self.search.late)
+        state = _State(fixed, self.ceiling, self.tolerance)
+        with suppress(Infeasible, Above):
+            state.free()
+            if state.best is None:
+                state.under(state.next_row(None), self.price)
+        if state.best is not None:
+            choice = (*levels, *state.best.choice)
+            self.best = replace(state.best, choice=choice, nbytes=self.search.peaks.of(choice).nbytes)
 
     def _smallest(self) -> None:
         """Takes the plan with the least peak that the rows lead to, and a faster one under the row that led to it."""

@@ -92,12 +92,12 @@ class CostNetwork:
     def _lifetimes_at(self, levels: Sequence[int]) -> Lifetimes:
         given, processor = self.pricing, self.pricing.cluster.device.kind == "cpu"
         key = (id(given.graph), given.optimizer, given.microbatches, processor, given.recompute, given.in_flight,
-               self.policies, tuple(levels), bool(self.kept), bool(given.sparse))
+               given.waiting, self.policies, tuple(levels), bool(self.kept), bool(given.sparse))
         if key not in self.known:
             pricing = at_levels(given, self.policies, levels)
             self.known[key] = lifetimes_of(pricing.graph, optimizer_of(pricing.optimizer), pricing.microbatches,
                                            processor, pricing.parts, pricing.in_flight, self.kept,
-                                           bool(pricing.sparse))
+                                           bool(pricing.sparse), pricing.waiting)
         return self.known[key]
 
     @cached_property

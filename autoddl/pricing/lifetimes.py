@@ -12,7 +12,8 @@ the terms of a graph.
 
 Several microbatches may be in flight. Then each of the others adds what lives from the last forward to the first
 backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
-follow than are in flight. Else no forward comes behind the first backward.
+follow than are in flight. Else no forward comes behind the first backward. Each microbatch that waits for W adds what
+W needs: gradients of results, and what a block made again for those of weights.
 
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
@@ -105,6 +106,10 @@ class Lifetimes:
     """The number of every op."""
     in_flight: int = 1
     """The number of microbatches whose activations are there at once."""
+    waiting: int = 0
+    """Those of them whose gradients of weights wait for W."""
+    waits: tuple[tuple[Owner, What], ...] = ()
+    """The terms that wait with each of these."""
 
     def numbers(self, moment: Moment) -> tuple[int, ...]:
         """The numbers of a moment, three of an `around`. Raises KeyError where the graph has no such op."""
@@ -136,8 +141,9 @@ class Lifetimes:
         for moment, weight in row.items():
             for owner, what in self._counted(moment, counts):
                 found[owner][what] += weight
-            for owner, what in others if moment != UPDATE else ():
-                found[owner][what] += weight * (self.in_flight - 1)
+            for terms, count in ((others, self.in_flight - 1), (self.waits, self.waiting)):
+                for owner, what in terms if moment != UPDATE and count else ():
+                    found[owner][what] += weight * count
         return {owner: tuple(sorted(what.items(), key=str)) for owner, what in found.items()}
 
     def _kept_between(self, counts: Callable[[Term], bool]) -> list[tuple[Owner, What]]:

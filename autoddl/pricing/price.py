@@ -129,7 +129,7 @@ class Pricing:
     counts: Counts | None = None
     """How often seconds count; None: as often as they come in a step."""
     waiting: int = 0
-    """The number of microbatches whose gradients of weights wait; it changes the memory line alone."""
+    """The number of microbatches whose gradients of weights wait; their bytes are counted, no seconds."""
     ports: Ports | None = None
     """What messages to other stages take; None: they are not counted."""
     codecs: tuple[str, ...] = ()

@@ -13,15 +13,16 @@ live the tensors that it reads, and copies that conversions made for ops that do
 the level of one block: that of the op that keeps, or that of the part that reads.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from autoddl.core.graph import RECEIVE, Graph
 from autoddl.core.hubs import HUB
+from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.operators.recomputed import RecomputedPart
 from autoddl.pricing.gradient_terms import add_gradients
-from autoddl.pricing.lifetimes import IN_TRANSIT, Lifetimes
+from autoddl.pricing.lifetimes import IN_TRANSIT, Lifetimes, Owner, What
 from autoddl.pricing.optimizers import Optimizer
 from autoddl.pricing.parameter_terms import add_parameters
 from autoddl.pricing.step_terms import StepTerms
@@ -32,12 +33,13 @@ __all__ = ["lifetimes_of"]
 
 def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processor: bool,
                  parts: Sequence[RecomputedPart] = (), in_flight: int = 1,
-                 kept: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}), sparse: bool = False
-                 ) -> Lifetimes:
+                 kept: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}), sparse: bool = False,
+                 waiting: int = 0) -> Lifetimes:
     """The lifetimes in a step of `graph`, with hubs, of one of `microbatches`, of which some are `in_flight` at once.
 
-    `processor` says whether the device is a CPU; `parts` run again in backward. Hubs of `kept` say whether their tensor
-    is kept by the readers that are named. With `sparse` the gradients of some parameters may add up sparse.
+    The gradients of weights of `waiting` microbatches wait for W. `processor` says whether the device is a CPU; `parts`
+    run again in backward. Hubs of `kept` say whether their tensor is kept by the readers that are named. With `sparse`
+    the gradients of some parameters may add up sparse.
     """
     found = StepTerms(graph, optimizer, microbatches, processor, parts, in_flight, kept, sparse)
     add_parameters(found)
@@ -49,7 +51,24 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
     add_gradients(found)
     for part in parts:
         _read_by(found, part)
-    return Lifetimes(graph, tuple(found.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight)
+    return Lifetimes(graph, tuple(found.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight, waiting,
+                     tuple(_waiting(graph, parts)) if waiting else ())
+
+
+def _waiting(graph: Graph, parts: Sequence[RecomputedPart]) -> Iterator[tuple[Owner, What]]:
+    """What waits for W: of ops that wait the gradients of their results, and what their own part made again for them.
+
+    Of what several such ops read, the first counts: others may read it in the same layout.
+    """
+    again, counted = {i: part for part in parts for i in part.ops}, set[int]()
+    made = {t: part for i, part in again.items() for t in graph.ops[i].outputs}
+    for i, late in waiting_inputs(graph).items():
+        owner, op = ("op", i, 0), graph.ops[i]
+        yield from ((owner, ("written", n)) for n in range(len(op.outputs)))
+        for k, t in enumerate(op.inputs):
+            if k not in late and t in made and t not in counted and again.get(i) is made[t]:
+                counted.add(t)
+                yield owner, ("read", k)
 
 
 def _read_by(terms: StepTerms, part: RecomputedPart) -> None:

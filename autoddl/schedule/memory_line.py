@@ -40,6 +40,9 @@ __all__ = ["MemoryLine", "memory_line", "predict_memory", "with_memory_peak"]
 MOST_PARTS = 3
 """Microbatches that are acted out at most, and as many more as are in flight: the others are like these."""
 
+APART = 3
+"""Microbatches in flight that are acted out one by one; each of the others keeps what the second does."""
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryLine:
@@ -76,22 +79,37 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
             shape = local_shape(tensor.shape, plan.inputs[tensor.fqn], plan.mesh) if tensor.fqn in plan.inputs \
                 else tensor.shape
             given[t] = Value(storage, shape, contiguous(shape), tensor.itemsize)
-    few = replace(plan, microbatches=min(plan.microbatches, most + plan.in_flight - 1))
+    in_flight = min(plan.in_flight, plan.microbatches)
+    together = in_flight if watched else min(in_flight, APART)
+    few = replace(plan, microbatches=min(plan.microbatches - in_flight, most - 1) + together)
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu")
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
     moving = [*_in_transit(heap, plan, graph), *_waiting(heap, plan, graph)]
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
-    for part in range(few.microbatches + plan.in_flight - 1):
+    others = list[int]()
+    for part in range(few.microbatches + together - 1):
+        before = dict(heap.parts)
         if part < few.microbatches:
             begun[part].forward()
-        if part >= plan.in_flight - 1:
-            begun[part - plan.in_flight + 1].backward()
+        if part == 1 and together < in_flight:
+            others = _as_kept(heap, before, in_flight - together)
+        if part == few.microbatches + together - 2:
+            for storage in others:
+                heap.drop(storage)
+        if part >= together - 1:
+            begun[part - together + 1].backward()
     heap.here = 2 * len(graph.ops)
     for storage in moving:
         heap.drop(storage)
     plain = all(state == B for s in plan.stored for state in s.layout)
     _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)
     return heap
+
+
+def _as_kept(heap: Heap, before: Mapping[str, float], count: int) -> list[int]:
+    """Storages as large as what is kept since `before`, `count` times."""
+    return [heap.new(count * (nbytes - before.get(kind, 0.0)), kind) for kind, nbytes in list(heap.parts.items())
+            if nbytes != before.get(kind, 0.0)]
 
 
 def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:

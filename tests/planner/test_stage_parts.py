@@ -131,14 +131,15 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
     assert raised > len(every)
 
 
-@parametrize_or_slow("name,layers,recompute,prices", [("gpt2", 1, "none", (5,))], [
-    ("gpt2", 2, "search", (0.3, 5)), ("llama", 3, "none", (0.3, 5)), ("llama", 2, "full", (0.3, 5)),
-    ("neox", 2, "none", (0.3, 5))])
+@parametrize_or_slow("name,layers,recompute,prices,waits", [("gpt2", 1, "none", (5,), (1, 3))], [
+    ("gpt2", 2, "search", (0.3, 5), (0, 0)), ("llama", 3, "none", (0.3, 5), (0, 0)), ("llama", 2, "full", (0.3, 5),
+    (1, 4)), ("neox", 2, "none", (0.3, 5), (0, 2)), ("gpt2", 2, "search", (0.3, 5), (1, 3))])
 def test_a_stage_has_no_less_than_the_seconds_and_the_bytes_of_its_units_together(name: str, layers: int,
                                                                                   recompute: str,
-                                                                                  prices: tuple[float, ...]) -> None:
-    """Under every price of a byte, and also between two numbers of microbatches in flight of which units were searched.
-    """
+                                                                                  prices: tuple[float, ...],
+                                                                                  waits: tuple[int, int]) -> None:
+    """Under every price of a byte, and also between two numbers of microbatches in flight, and of those that wait, of
+    which units were searched."""
     model, sample = zoo.named(name, layers=layers, B=8)
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,))
     task = task_of(model, TWO_BY_TWO, sample, options, name, None)
@@ -148,9 +149,10 @@ def test_a_stage_has_no_less_than_the_seconds_and_the_bytes_of_its_units_togethe
     parts.task = replace(task, budget=free.peak_bytes)
     weights, below = (4.0, 4.0, 4.0, 1.0, 1.0, 1.0, 0.0, 0.0), list[float]()
     for price in (times * free.seconds / free.peak_bytes for times in prices):
-        for s, flight in product((0, 1), (Flight(2), Flight(4))):
+        for s, flight in product((0, 1), (Flight(2, waits[0]), Flight(4, waits[1]))):
             parts.learn_turns(s, flight, weights, price)
-        for (a, b), flight in product(ends, (Flight(3), Flight(4))[:len(prices)]):
+        between = Flight(3, sum(waits) // 2)
+        for (a, b), flight in product(ends, (between, Flight(4, waits[1]))[:len(prices)]):
             plan, _ = parts.planned_for(parts.alone(a, b)[0], flight, price)
             assert plan is not None
             takes = plan.predicted.seconds + price * plan.predicted.peak_bytes

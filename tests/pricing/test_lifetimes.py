@@ -49,11 +49,12 @@ def _graph(name: str, microbatches: int, recipe: str) -> Graph:
 
 
 def _network(name: str, mesh: str, microbatches: int = 1, optimizer: str = "adamw", recipe: str = "as-written",
-             recompute: str = "none", in_flight: int = 1, codecs: tuple[str, ...] = ()) -> CostNetwork:
+             recompute: str = "none", in_flight: int = 1, codecs: tuple[str, ...] = (), waiting: int = 0
+             ) -> CostNetwork:
     graph = _graph(name, microbatches, recipe)
     place = parse_cluster(SLOW_LINKS, "slow") if codecs else load_cluster(LAPTOP)
     pricing = Pricing(graph, Mesh.parse(mesh), place, optimizer, microbatches,
-                      recompute=policy_blocks(graph, recompute), in_flight=in_flight, codecs=codecs)
+                      recompute=policy_blocks(graph, recompute), in_flight=in_flight, codecs=codecs, waiting=waiting)
     return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=in_flight))
 
 
@@ -96,6 +97,29 @@ def test_no_row_is_above_the_line_with_several_microbatches_in_flight(name: str,
     network = _network(name, "machine=2,pair=2", microbatches, in_flight=in_flight)
     for seed in range(3):
         _rows_are_below(network, random_choice(network.problem(None), random.Random(seed)), seed)
+
+
+@parametrize_or_slow("name,recompute,waiting", [("gpt-1", "none", 1), ("gpt-1", "full", 3)], [
+    ("gpt", "selective", 2), ("gpt", "full", 3), ("llama", "full", 3), ("llama", "every-2", 2), ("t5", "full", 3),
+    ("bert", "selective", 3), ("neox", "first-1:selective", 1), ("mixture", "full", 2)])
+def test_no_row_is_above_the_line_where_gradients_of_weights_wait(name: str, recompute: str, waiting: int) -> None:
+    """And all that waits is in the rows: without recomputation they rise as the line does."""
+    made = [_network(name, "machine=2,pair=2", 4, in_flight=3, recompute=recompute, waiting=n) for n in (waiting, 0)]
+    for seed in range(3):
+        choice = random_choice(made[0].problem(None), random.Random(seed))
+        _rows_are_below(made[0], choice, seed)
+        rows, lines = zip(*(_at_last_forward(one, choice) for one in made), strict=True)
+        assert 0 < rows[0] - rows[1] <= lines[0] - lines[1]
+        assert recompute != "none" or rows[0] - rows[1] == pytest.approx(lines[0] - lines[1])
+
+
+def _at_last_forward(network: CostNetwork, choice: tuple[int, ...]) -> tuple[float, float]:
+    """Bytes of the last op's forward by the row, and by the line."""
+    pricing = network.pricing
+    moment = f"forward {pricing.graph.ops[-1].name}"
+    line = line_at_moments(draft_of(network, choice), pricing.graph, pricing.optimizer, pricing.cluster)
+    (number,) = numbers_of(pricing.graph, moment)
+    return network.row_bytes(choice, {moment: 1.0}), line[number]
 
 
 @parametrize_or_slow("name,recipe,microbatches", [("llama-1", "bf16-mixed,reduce=bfloat16", 2)], [

@@ -166,6 +166,19 @@ def test_what_is_gathered_again_for_no_gradient_is_held_no_longer_than_its_micro
         assert heap.held == once.held and heap.peak >= heap.held
 
 
+@parametrize_or_slow("policy", ["none"], ["full", "first-1:selective"])
+@pytest.mark.parametrize("microbatches,in_flight", [(4, 4), (5, 4), (9, 6)])
+def test_microbatches_in_flight_that_are_alike_are_counted_as_if_each_were_acted_out(
+        microbatches: int, in_flight: int, policy: str) -> None:
+    model, sample = zoo.gpt(layers=2)
+    graph, place = add_hubs(capture(model, sample).graph), cluster_of("a=2,b=2")
+    for made in random_plans(model, sample, "a=2,b=2", 4, regather=False, microbatches=microbatches):
+        made = replace(made, in_flight=in_flight, waiting=2, recompute=policy_blocks(graph, policy))
+        few, each = (predict_memory(made, graph, "adamw", place, watched=watched) for watched in (False, True))
+        assert few.peak == each.peak and few.held == each.held and few.most == each.most
+        assert len(few.line) < len(each.line)
+
+
 class Normed(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

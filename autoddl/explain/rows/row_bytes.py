@@ -10,6 +10,7 @@ from collections.abc import Hashable, Sequence
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
+from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.explain.rows.gradient_spans import add_gradient_spans, shared_storages
@@ -27,6 +28,7 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster,
     """By moment, the bytes of a rank under one plan, with each storage counted once.
 
     Each other microbatch in flight adds what it keeps between forward and backward, at all moments but the update's.
+    Each that waits for W adds what W needs.
     """
     rank = RankSpans(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu", codecs)
     once = _add_everything(rank)
@@ -40,7 +42,7 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster,
         for n in range(min(s for s, _, _ in spans), max(e for _, e, _ in spans) + 1):
             nbytes = next((b for start, end, b in spans if start <= n <= end), 0.0)
             change[n], change[n + 1] = change[n] + nbytes, change[n + 1] - nbytes
-    total, others = 0.0, (plan.in_flight - 1) * _kept_between(rank, once)
+    total, others = 0.0, (plan.in_flight - 1) * _kept_between(rank, once) + plan.waiting * _needed_by_weights(rank)
     for n in range(count):
         total += change[n]
         found.append(total + others * (n < count - 1))
@@ -97,6 +99,22 @@ def _free_from(rank: RankSpans, t: int, i: int, part: RecomputedPart) -> int:
     if not rank.views[i] and rank.graph.ops[i].outputs.index(t) in rank.whole[i].keeps:
         held.append(rank.back(i))
     return max(held or [2 * rank.last_reader(t) + 1]) + 1
+
+
+def _needed_by_weights(rank: RankSpans) -> float:
+    """Bytes of gradients that ops with weights wait for, and of what a block made again and their backward reads.
+
+    Of what several of them read in a block, the first counts.
+    """
+    found, seen = 0.0, set[int]()
+    for i, late in waiting_inputs(rank.graph).items():
+        op, part = rank.graph.ops[i], rank.again.get(i)
+        found += sum(rank.written(i, n) for n in range(len(op.outputs)))
+        made = {t for j in part.ops for t in rank.graph.ops[j].outputs} if part else set()
+        for k, t in enumerate(op.inputs):
+            if k not in late and t in made and t not in seen:
+                found, seen = found + rank.read(i, k), seen | {t}
+    return found
 
 
 def _kept_between(rank: RankSpans, once: frozenset[Hashable]) -> float:

@@ -71,7 +71,7 @@ TURNS = 3
 """Times that a blend is found of all cuts, and what units take where seconds count so, before anything is solved."""
 
 FIRST_EFFORT, EFFORT = 6, 30
-"""Boxes of cuts that are looked into for the first bound, and for each other."""
+"""Boxes of cuts that are looked into before any plan is known, and for each bound then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class CutSearch:
             if not self._learn_blend(answer):
                 break
         if answer is None or not self.is_closed:
-            answer = self._least_known(EFFORT if self.rounds else FIRST_EFFORT)
+            answer = self._least_known(EFFORT if self.rounds and self.best < inf else FIRST_EFFORT)
             self._learn_blend(answer)
         return answer
 
@@ -347,9 +347,12 @@ class CutSearch:
 
     def _known(self, learn: Callable[[StageParts, int, int, Flight], bool],
                stages: Sequence[tuple[tuple[int, int], Flight]]) -> bool:
-        """Learns of the stages, one after the other while there is time; whether that was new of any."""
-        return bool(sum(not self.late() and learn(self.part.on(s), *ends, flight)
-                        for s, (ends, flight) in enumerate(stages)))
+        """Learns of the stages while there is time, first of those with most microbatches; whether any was new.
+
+        What fits them fits stages that are like them and have fewer.
+        """
+        order = sorted(range(len(stages)), key=lambda s: stages[s][1], reverse=True)
+        return bool(sum(not self.late() and learn(self.part.on(s), *stages[s][0], stages[s][1]) for s in order))
 
     def _try(self, cut: tuple[int, ...]) -> TriedCut | None:
         """The pipeline of a cut, None where a stage has no plan."""

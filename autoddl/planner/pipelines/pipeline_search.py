@@ -54,8 +54,8 @@ DIVISIONS = 64
 ONE_STAGE = 1 / 16
 """The part of the limit that one search of a stage may take."""
 
-FIRST_STAGE = 30.0
-"""Seconds that it may take at least before a plan is known."""
+HURRIED = 3.0
+"""Seconds that it may take where no plan is known behind the limit."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -101,9 +101,11 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         return processor_seconds() - began > limit and is_known()
 
     def start_clock() -> Late:
-        """Ends one search of a stage by its part of the limit, and with the limit if a plan is known when it starts."""
+        """Ends one search of a stage by its part of the limit; where no plan is known behind the limit, soon."""
         now = processor_seconds()
-        ends = min(now + limit * ONE_STAGE, began + limit) if is_known() else now + max(limit * ONE_STAGE, FIRST_STAGE)
+        ends = min(now + limit * ONE_STAGE, began + limit)
+        if not is_known():
+            ends = max(ends, now + HURRIED)
         return lambda: processor_seconds() > ends
 
     for d, sizes, m, name in asked:

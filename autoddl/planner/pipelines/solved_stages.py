@@ -48,6 +48,11 @@ class SolvedStage:
     problem: Infeasible | InputError | None = None
 
     @property
+    def seconds(self) -> float:
+        """Seconds of the layouts that were found; infinite without any."""
+        return self.found.solution.seconds if self.found is not None else inf
+
+    @property
     def bound(self) -> float:
         """Seconds that no plan of the stage is below; infinite where it is proved that it has none."""
         if self.found is None:
@@ -82,8 +87,22 @@ class SolvedStages(StageUnits):
                 found = self._searched(graph, key, flight)
             except (Infeasible, InputError) as error:
                 found = SolvedStage(graph, None, problem=error)
-            self._solved[key, flight] = found
+            self._solved[key, flight] = self._with_fuller(found, key, flight)
         return self._solved[key, flight]
+
+    def _with_fuller(self, solved: SolvedStage, key: str, flight: Flight) -> SolvedStage:
+        """The stage with the layouts of one that has more microbatches in flight, where the time ended before as fast
+        ones were found.
+
+        They fit it too, and what was proved of it stays.
+        """
+        best, bound = solved, solved.bound
+        for (name, other), one in self._solved.items():
+            fits = name == key and gathers_stay(other) == gathers_stay(flight) and all(
+                a >= b for a, b in zip(other, flight, strict=True))
+            if one.found is not None and fits and bound <= one.found.solution.seconds < best.seconds:
+                best = replace(one, found=replace(one.found, bound=bound))
+        return best
 
     def _alone_solved(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts of a stage if nothing else were on its ranks; without a budget where more is."""

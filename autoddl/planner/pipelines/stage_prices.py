@@ -69,21 +69,17 @@ class StagePrices:
     def turn(self, key: str, flight: Flight, weights: tuple[float, ...], price: float) -> float:
         """Seconds counted so + price * bytes at `TURN` that no plan of a stage is below; 0 where nothing is known.
 
-        Bytes are linear in the microbatches in flight, so the least is concave in these. Between two numbers of them
-        that were searched it is above the line through both. That is not so from one to more: gathered weights may
-        stay then.
+        Bytes are linear in the microbatches in flight and in those that wait, so the least is concave in these.
+        Between two flights that were searched it is above the line through both. That is not so from one in flight to
+        more: gathered weights may stay then.
         """
         known = {at: self._turns[key, weights, at, price] for at in (flight, *self._searched_turns(key, weights))
                  if (key, weights, at, price) in self._turns}
         if flight in known or flight.in_flight < 2:
             return known.get(flight, 0.0)
-        several = {at.in_flight: value for at, value in known.items() if at.in_flight > 1}
-        low = max((k for k in several if k <= flight.in_flight), default=0)
-        high = min((k for k in several if k >= flight.in_flight), default=0)
-        if not low or not high or low == high:
-            return several.get(low, 0.0)
-        part = (flight.in_flight - low) / (high - low)
-        return (1 - part) * several[low] + part * several[high]
+        several = {at: value for at, value in known.items() if at.in_flight > 1}
+        return max((value + max(0.0, _part(low, flight, high)) * (several[high] - value)
+                    for low, value in several.items() for high in several if _part(low, flight, low) >= 0), default=0.0)
 
     def _searched_turns(self, key: str, weights: tuple[float, ...]) -> list[Flight]:
         """The flights at which a stage was searched so."""
@@ -131,6 +127,16 @@ class StagePrices:
         found = search.least(price, {named_moment(source, graph, moment): weight for moment, weight in row.items()})
         self._rows[at] = graph, found.row
         return found
+
+
+def _part(low: Flight, flight: Flight, high: Flight) -> float:
+    """The part of the way from one flight to a higher one at which no more is there than in `flight`.
+
+    It is below 0 where `low` has more than `flight`, or `high` less than `low`.
+    """
+    if any(a > b for a, b in zip(low, flight, strict=True)) or any(a > b for a, b in zip(low, high, strict=True)):
+        return -1.0
+    return min((1.0, *((b - a) / (c - a) for a, b, c in zip(low, flight, high, strict=True) if c > a)))
 
 
 def named_moment(source: StageGraph, graph: StageGraph, moment: str) -> str:
