@@ -25,7 +25,7 @@ from autoddl.capture.sample import Sample
 from autoddl.core.errors import InputError
 from autoddl.runtime.parallel_model import ParallelModel
 
-__all__ = ["WithLoss", "parallel_of", "planned_module"]
+__all__ = ["WithLoss", "parallel_behind", "parallel_of", "planned_module"]
 
 _MODEL = "_autoddl_parallel"
 """The attribute under which a planned module has its model."""
@@ -57,6 +57,15 @@ def parallel_of(module: nn.Module) -> ParallelModel | None:
     """The model whose plan `module` runs; None for a module that runs no plan."""
     found = module.__dict__.get(_MODEL)
     assert found is None or isinstance(found, ParallelModel)
+    return found
+
+
+def parallel_behind(model: ParallelModel | nn.Module) -> ParallelModel:
+    """The model itself, or that whose plan a planned module runs. Raises InputError for any other module."""
+    found = parallel_of(model) if isinstance(model, nn.Module) else model
+    if found is None:
+        raise InputError(f"this {type(model).__name__} runs no plan: give the model that autoddl.parallelize returned, "
+                         "or its planned_module")
     return found
 
 

@@ -25,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from autoddl.adapters.module import parallel_behind
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.files import write_atomically
 from autoddl.runtime.checkpoints.checkpoint import is_first
@@ -144,12 +145,14 @@ def _stored(model: ParallelModel, names: Sequence[str]) -> str:
     return next(name for runner in model.runners() for name in names if name in runner.stored)
 
 
-def save_safetensors(model: ParallelModel, folder: str | Path, file_bytes: int = LIMIT) -> None:
+def save_safetensors(model: ParallelModel | nn.Module, folder: str | Path, file_bytes: int = LIMIT) -> None:
     """Writes the model's weights to a folder, as `from_pretrained` of transformers reads them. Every rank calls it.
 
-    Rank 0 holds one file of at most `file_bytes` at a time, or one tensor that is larger. Files replace those of the
-    same names when they are complete. Raises MachineError on every rank where the folder cannot be written.
+    `model` is what `parallelize` returned, or its planned module. Rank 0 holds one file of at most `file_bytes` at a
+    time, or one tensor that is larger. Files replace those of the same names when they are complete. Raises
+    MachineError on every rank where the folder cannot be written, InputError for a module that runs no plan.
     """
+    model = parallel_behind(model)
     path, tied = Path(folder), getattr(model.module, "_tied_weights_keys", None) or ()
     parts = _parts(state_tensors(model), file_bytes)
     files = [ONE] if len(parts) == 1 else [f"model-{k + 1:05}-of-{len(parts):05}.safetensors"

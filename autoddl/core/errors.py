@@ -49,13 +49,13 @@ class Infeasible(AutoDDLError):
 
     def __init__(self, needed: float, budget: float, detail: str = "", reachable: float = inf) -> None:
         self.needed, self.budget, self.detail, self.reachable = needed, budget, detail, reachable
-        least = (f"with the options asked for, no plan takes less than {_bytes(needed)} per device" if needed < inf else
-                 "no combination is allowed")
-        known = f", the smallest that is known takes {_bytes(reachable)}" if reachable < inf else ""
+        facts = [f"with the options asked for, no plan takes less than {_bytes(needed)} per device" if needed < inf
+                 else "no combination is allowed"] if needed else []
+        facts += [f"the smallest that is known takes {_bytes(reachable)}"] if reachable < inf else []
+        facts += [f"the budget is {_bytes(budget)}" if budget < inf else "there is no budget"]
         said = "no plan fits" if self.is_proved else "no plan was found, though it is not proved that none fits"
         hint = detail or "use more devices, a smaller batch, more microbatches, or a larger budget"
-        given = f"the budget is {_bytes(budget)}" if budget < inf else "there is no budget"
-        super().__init__(f"{said}: {least}{known}, {given}; {hint}")
+        super().__init__(f"{said}: {', '.join(facts)}; {hint}")
 
     @property
     def is_proved(self) -> bool:

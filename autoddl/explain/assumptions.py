@@ -50,13 +50,14 @@ def batch_of(plan: Plan) -> tuple[int, int | None] | None:
 
 
 def throughput(plan: Plan) -> dict[str, float]:
-    """Samples, and tokens where there are such, a second."""
-    found = batch_of(plan)
-    if found is None or not plan.predicted.seconds:
+    """Samples, and tokens where there are such, a second; by the time line where the plan was chosen by it."""
+    found, line = batch_of(plan), plan.predicted.line_seconds
+    seconds = plan.predicted.seconds if line is None else line
+    if found is None or not seconds:
         return {}
     rows, tokens = found
     each = {"samples": float(rows)} | ({"tokens": float(tokens)} if tokens is not None else {})
-    return {what: count / plan.predicted.seconds for what, count in each.items()}
+    return {what: count / seconds for what, count in each.items()}
 
 
 def odd_values(cluster: Cluster) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ def _changed(cluster: Cluster, where: str, value: str) -> tuple[Cluster, str, st
         there = f"there are {', '.join([*names, 'device'])}, each with the keys of a cluster file, like " \
                 f"{names[0]}.bandwidth"
         near = there if place in names else near_names(place, [*names, "device"], there, most=1)
-        raise InputError(f"there is no {where!r} to change; {near}")
+        raise InputError(f"there is no {where!r} to change; {near}; arguments of a model, like its batch, are "
+                         "changed by planning again: autoddl plan --set")
     index = names.index(name)
     if key == "size":
         return _sized(cluster, index, value)

@@ -28,7 +28,7 @@ from autoddl.runtime.gradients_together import clip_gradients
 from autoddl.runtime.guards import CallLoss, StepLoss, check_state_dict, guard_optimizers, guard_placement
 from autoddl.runtime.outputs import Asking, asked_outputs
 from autoddl.runtime.program_runner import Asked, ProgramRunner
-from autoddl.runtime.world import check_agreement
+from autoddl.runtime.world import announce, check_agreement
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["ParallelModel", "Planner", "Residual", "batches_of", "mean"]
@@ -188,6 +188,7 @@ class ParallelModel:
                 own.local(batch)  # raises where it does not fit
             if not prepared:
                 check_agreement({"batch": digests(batch)}, WAY_OUT)
+            announce(f"planning a program for {name}, once: this takes seconds")
             self._add(name, own.sample(batch), training)
         return self._others[name]
 

@@ -5,6 +5,7 @@ its own. Collectives that ranks run in different orders give silently wrong sums
 """
 
 import hashlib
+import logging
 import os
 from collections.abc import Iterable
 from datetime import timedelta
@@ -19,7 +20,7 @@ from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.told_values import gather_values
 
-__all__ = ["check_agreement", "device_of", "join_processes", "set_current_device"]
+__all__ = ["announce", "check_agreement", "device_of", "join_processes", "set_current_device"]
 
 
 def device_of(backend: str, device: torch.device | str | None = None) -> torch.device:
@@ -66,7 +67,7 @@ def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None
         raise MismatchError(f"the plan is for {mesh.size} processes (mesh '{mesh}'), and {world} run: start "
                             f"{mesh.size}, as with torchrun --nproc-per-node, or plan for {world}")
     set_current_device(device)
-    if ready or world == 1:
+    if ready or not is_rank():
         return
     try:
         if STORE in os.environ:
@@ -80,6 +81,12 @@ def join_processes(mesh: Mesh, device: torch.device, timeout: timedelta) -> None
     except (RuntimeError, ValueError) as error:
         raise MachineError(f"this process cannot reach the others at {os.environ.get('MASTER_ADDR')}:"
                            f"{os.environ.get('MASTER_PORT')}: {str(error).splitlines()[0]}") from error
+
+
+def announce(text: str) -> None:
+    """Logs a line on rank 0, as a warning: a program without logging of its own prints it."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        logging.getLogger("autoddl").warning(text)
 
 
 def check_agreement(what: dict[str, Iterable[object]], way_out: str = "load one file, and build the model from one "

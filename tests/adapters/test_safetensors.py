@@ -52,7 +52,9 @@ def exchanged(plan: Plan, folder: str) -> list[Any]:
     parallel = autoddl.parallelize(built(1, "meta"), plan, weights=f"{folder}/given")
     loss = float(parallel(SAMPLE))
     autoddl.save_safetensors(parallel, f"{folder}/one")
-    autoddl.save_safetensors(parallel, f"{folder}/several", file_bytes=6_000)
+    autoddl.save_safetensors(autoddl.planned_module(parallel), f"{folder}/several", file_bytes=6_000)
+    with pytest.raises(InputError, match="this Linear runs no plan"):
+        autoddl.save_safetensors(torch.nn.Linear(1, 1), folder)
     other = autoddl.parallelize(built(2), plan)
     autoddl.load_safetensors(other, f"{folder}/several")
     said = []

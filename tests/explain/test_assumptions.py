@@ -37,6 +37,8 @@ def test_a_batch_is_counted_in_rows_and_tokens_of_all_microbatches(alone: Plan) 
     assert batch_of(alone) == (4, 64)
     assert batch_of(replace(alone, microbatches=3)) == (12, 192)
     assert throughput(alone) == {"samples": 4 / alone.predicted.seconds, "tokens": 64 / alone.predicted.seconds}
+    shorter = replace(alone, predicted=replace(alone.predicted, line_seconds=0.5))
+    assert throughput(shorter)["samples"] == 4 / 0.5
     image = {"args": [{"tensor": [8, 3, 32, 32], "dtype": "float32"}], "kwargs": {"flag": True}}
     assert batch_of(replace(alone, sample=image)) == (8, None)
     assert batch_of(replace(alone, sample={"args": [], "kwargs": {"x": 3}})) is None

@@ -257,7 +257,7 @@ def test_what_would_fit_is_found_and_priced(layers: int, given: int) -> None:
         api.plan(model, place, budget=given, max_axes=1)
     rows = relaxations(model, place, reachable=caught.value.reachable, budget=given, max_axes=1)
     assert [row.what for row in rows if "microbatches" in row.what] == [f"{n} microbatches" for n in (2, 4, 8)]
-    assert len(rows) == 7
+    assert len(rows) == 7 + (layers > 1)  # two layers are blocks, which can be recomputed
     fits = {row.what.split()[0]: row for row in rows if row.seconds is not None}
     budget = fits["a"].what.removeprefix("a budget of ")
     assert fits["a"].nbytes <= parse_quantity(budget, "bytes") <= 1.01 * caught.value.reachable
