@@ -62,12 +62,17 @@ class Action(NamedTuple):
 class Flight(NamedTuple):
     """The microbatches that a stage has at once.
 
-        in_flight   microbatches whose activations are there, from F until the last of B and W
-        waiting     those of them whose gradients of weights wait for W; 0 where backward is not split
+        in_flight   microbatches whose activations are there, from F until B
+        waiting     others, whose gradients of weights wait for W; 0 where backward is not split
     """
 
     in_flight: int
     waiting: int = 0
+
+    @property
+    def is_several(self) -> bool:
+        """Whether these are several: weights that are gathered stay so then, and the layouts to choose from differ."""
+        return self.in_flight + self.waiting > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +163,11 @@ def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
 
 
 def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
-    """By stage, the most microbatches in flight in any of its copies, and the most that wait for W there."""
+    """By stage, the most microbatches between F and B in any of its copies, and the most that wait for W there."""
     late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, []
     for stage in range(schedule.stages):
         alone, ranks = [float(s == stage) for s in range(schedule.stages)], {pipe[stage] for pipe in schedule.placement}
-        most = [round(peak) for rank, peak in enumerate(peak_activations(schedule, alone)) if rank in ranks]
+        most = [round(peak) for rank, peak in enumerate(peak_activations(schedule, alone, 0.0)) if rank in ranks]
         own = ([one for one in schedule.actions[rank] if one.stage == stage] for rank in ranks)
         waits = [max(accumulate((one in late) - (one.kind == "W") for one in row), default=0) for row in own]
         found.append(Flight(max(most), max(waits)))

@@ -184,7 +184,7 @@ class Plan:
         precision       recipe of dtypes, as text (`core.precision`)
         recompute       names of the blocks of which backward runs ops again (`core.recompute`)
         in_flight       microbatches whose activations are there at once; more than 1 in a stage of a pipeline alone
-        waiting         those of them whose gradients of weights wait (`core.pipeline.Flight`)
+        waiting         others, whose gradients of weights wait for W (`core.pipeline.Flight`)
         pipeline        the stages, each with a plan of its own; None for a plan without stages
         version         of the format
 

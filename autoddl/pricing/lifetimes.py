@@ -13,7 +13,7 @@ the terms of a graph.
 Several microbatches may be in flight. Then each of the others adds what lives from the last forward to the first
 backward, at every moment but the update's. Sums of gradients are there at the same time only where more microbatches
 follow than are in flight. Else no forward comes behind the first backward. Each microbatch that waits for W adds what
-W needs: gradients of results, and what a block made again for those of weights.
+it keeps for that (`operators.waiting`).
 
 Terms of one *alias* share storage: at a moment one of them counts. Where a storage is shared through views, one chain
 of views counts. So the terms never add up to more than the memory line (`schedule.memory_line`) has at that moment. The
@@ -107,7 +107,7 @@ class Lifetimes:
     in_flight: int = 1
     """The number of microbatches whose activations are there at once."""
     waiting: int = 0
-    """Those of them whose gradients of weights wait for W."""
+    """Others, whose gradients of weights wait for W."""
     waits: tuple[tuple[Owner, What], ...] = ()
     """The terms that wait with each of these."""
 

@@ -18,9 +18,9 @@ from types import MappingProxyType
 
 from autoddl.core.graph import RECEIVE, Graph
 from autoddl.core.hubs import HUB
-from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.operators.recomputed import RecomputedPart
+from autoddl.operators.waiting import kept_for_weights
 from autoddl.pricing.gradient_terms import add_gradients
 from autoddl.pricing.lifetimes import IN_TRANSIT, Lifetimes, Owner, What
 from autoddl.pricing.optimizers import Optimizer
@@ -52,23 +52,17 @@ def lifetimes_of(graph: Graph, optimizer: Optimizer, microbatches: int, processo
     for part in parts:
         _read_by(found, part)
     return Lifetimes(graph, tuple(found.terms), {op.name: i for i, op in enumerate(graph.ops)}, in_flight, waiting,
-                     tuple(_waiting(graph, parts)) if waiting else ())
+                     tuple(_waiting(graph)) if waiting else ())
 
 
-def _waiting(graph: Graph, parts: Sequence[RecomputedPart]) -> Iterator[tuple[Owner, What]]:
-    """What waits for W: of ops that wait the gradients of their results, and what their own part made again for them.
-
-    Of what several such ops read, the first counts: others may read it in the same layout.
+def _waiting(graph: Graph) -> Iterator[tuple[Owner, What]]:
+    """What a microbatch keeps for W; of what several ops read, the first counts: others may read it in another layout.
     """
-    again, counted = {i: part for part in parts for i in part.ops}, set[int]()
-    made = {t: part for i, part in again.items() for t in graph.ops[i].outputs}
-    for i, late in waiting_inputs(graph).items():
-        owner, op = ("op", i, 0), graph.ops[i]
-        yield from ((owner, ("written", n)) for n in range(len(op.outputs)))
-        for k, t in enumerate(op.inputs):
-            if k not in late and t in made and t not in counted and again.get(i) is made[t]:
-                counted.add(t)
-                yield owner, ("read", k)
+    seen = set[int]()
+    for i, kept in kept_for_weights(graph).items():
+        yield from ((("op", i, 0), ("written", n)) for n in range(len(graph.ops[i].outputs)) if kept.results)
+        yield from ((("op", i, 0), ("read", k)) for k, storage in kept.reads if storage not in seen)
+        seen.update(storage for _, storage in kept.reads if storage is not None)
 
 
 def _read_by(terms: StepTerms, part: RecomputedPart) -> None:

@@ -107,7 +107,7 @@ class ProgramRunner:
         self._captured, self._device, self.parts = captured, device, parts or plan.microbatches
         self._constants = {t: value.to(device) for t, value in captured.constants.items()}
         self._updated = {old for old, _ in graph.updates}
-        self._in_flight = plan.in_flight > 1
+        self._in_flight = plan.in_flight + plan.waiting > 1
         self._token = any(op.target == SEND and graph.outputs[0] in op.outputs for op in graph.ops)
         self.stored = shard_parameters(module, captured.graph, plan, groups, device, here)
         self.outputs = computed_outputs(graph, captured.returned.names[1:], captured.outputs[1:])

@@ -58,8 +58,8 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
         flight = flights_of(schedule)[s]
         if stage.plan.in_flight < flight.in_flight or stage.plan.waiting < flight.waiting:
             raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
-                             f"has {flight.in_flight} there, {flight.waiting} of them with gradients that wait: plan "
-                             "again for this schedule")
+                             f"has {flight.in_flight} there, and {flight.waiting} that wait for W where "
+                             f"{stage.plan.waiting} are planned: plan again for this schedule")
     if begins[-1] != plan.mesh.size:
         raise InputError(f"the stages have ranks 0 to {begins[-1] - 1}, and the plan is for {plan.mesh.size}: plan "
                          "again")

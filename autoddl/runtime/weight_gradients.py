@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from autoddl.runtime.recompute import Segment
@@ -24,7 +25,7 @@ __all__ = ["WaitingGradients"]
 class _Waiting:
     """An op of the running microbatch whose gradients of weights are to come.
 
-        results, given    its results with a gradient, and these gradients, once they are known
+        results, given    where its results with a gradient are made on its own graph, and these gradients, once known
         weights           its weights on its own graph
         made              the gradients of its weights, where B made them
         heads             the weights on the graph that W runs through
@@ -33,7 +34,7 @@ class _Waiting:
 
     def __init__(self, is_product: bool) -> None:
         self.is_product, self.is_due = is_product, False
-        self.results: list[Tensor] = []
+        self.results: list[GradientEdge] = []
         self.given: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.made: Sequence[Tensor | None] | None = None
@@ -73,17 +74,18 @@ class _Op(torch.autograd.Function):
             own = [x.detach().requires_grad_(x.requires_grad) for x in tensors]
             results = call(own)
         several = isinstance(results, tuple | list)
-        ctx.own, ctx.results = [own[k] for k in ctx.activations], list(results) if several else [results]
-        ctx.count = len(tensors)
-        flat = [x.detach() if isinstance(x, Tensor) else x for x in ctx.results]
+        made = list(results) if several else [results]
+        ctx.own, ctx.count = [own[k] for k in ctx.activations], len(tensors)
+        ctx.results = [get_gradient_edge(x) if isinstance(x, Tensor) and x.requires_grad else None for x in made]
+        flat = [x.detach() if isinstance(x, Tensor) else x for x in made]
         ctx.mark_non_differentiable(*(x for x, y in zip(flat, ctx.results, strict=True)
-                                      if isinstance(x, Tensor) and not y.requires_grad))
+                                      if isinstance(x, Tensor) and y is None))
         return tuple(flat) if several else flat[0]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         waiting: _Waiting = ctx.waiting
-        pairs = [(x, g) for x, g in zip(ctx.results, gradients, strict=True) if g is not None]
+        pairs = [(x, g) for x, g in zip(ctx.results, gradients, strict=True) if g is not None and x is not None]
         results, given = [x for x, _ in pairs], [g for _, g in pairs]
         found: list[Tensor | None] = [None] * ctx.count
         wanted = ctx.own if waiting.is_product or not ctx.own else [*ctx.own, *waiting.weights]

@@ -6,9 +6,8 @@
     both        gathered parameters, the buffers of conversions, temporaries of kernels
     in flight   where a stage of a pipeline has several microbatches in flight, their forwards run first, then backwards
                 and forwards in turn, as in 1F1B: their activations are there at once
-    waiting     where a schedule splits backward, gradients of results whose weights wait for W, and what blocks made
-                again for these weights: counted all the time beside all that a whole backward reads, so that the line
-                is above what is in use
+    waiting     where a schedule splits backward, what microbatches keep from B to W (`operators.waiting`), as many as
+                wait at most: counted all the time, so that the line is above what is in use
     optimizer   AdamW in a loop over parameters has the roots and the denominator of one, and the denominator of the
                 one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
                 all at once (_multi_tensor_adam) and has one such buffer for each
@@ -25,11 +24,10 @@ from math import prod
 from autoddl.core.graph import RECEIVE, Graph, Kind, Tensor
 from autoddl.core.layout import B, Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
-from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
-from autoddl.operators.recomputed import recomputed_parts
+from autoddl.operators.waiting import kept_for_weights
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.memory_forward import MicrobatchMemory
 from autoddl.schedule.memory_program import ParsedPlan
@@ -128,28 +126,29 @@ def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
 
 
 def _waiting(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
-    """A buffer for the gradient of every result of an op that waits for W, for every microbatch that waits.
+    """A buffer for all that microbatches which wait for W keep for every op that waits (`operators.waiting`).
 
-    So for what such an op reads, where a block that ran again in B made it.
+    What several ops read in pieces of one size is there once.
     """
-    decided, waiting = plan.index().decisions, waiting_inputs(graph) if plan.waiting else {}
-    again = {t for part in recomputed_parts(graph, plan.recompute) for i in part.ops for t in graph.ops[i].outputs}
-    held = set[tuple[int, Layout]]()
-    found = list[int]()
-    for i, late in waiting.items():
-        op = graph.ops[i]
-        one = decided.get(op.name)
-        layouts = one.outputs if one else ()
-        sizes = list(zip(op.outputs, layouts, strict=False))
-        reads = {(t, layout) for k, (t, layout) in enumerate(zip(op.inputs, one.inputs, strict=True))
-                 if k not in late and t in again} if one else set()
-        sizes += sorted(reads - held, key=lambda pair: pair[0])
-        held |= reads
-        for t, layout in sizes:
-            tensor = graph.tensors[t]
-            nbytes = prod(local_shape(tensor.shape, layout, plan.mesh)) * tensor.itemsize
-            found.append(heap.new(float(plan.waiting * nbytes), "transient"))
+    decided, seen, found = plan.index().decisions, set[tuple[int, int]](), list[int]()
+    for i, kept in kept_for_weights(graph).items() if plan.waiting else ():
+        op, one = graph.ops[i], decided.get(graph.ops[i].name)
+        if one is None:
+            continue
+        pieces = [_piece(graph.tensors[t], at, plan.mesh) for t, at in zip(op.outputs, one.outputs, strict=True)
+                  ] if kept.results else []
+        for k, storage in kept.reads:
+            nbytes = _piece(graph.tensors[op.inputs[k]], one.inputs[k], plan.mesh)
+            if storage is None or (storage, nbytes) not in seen:
+                pieces.append(nbytes)
+            if storage is not None:
+                seen.add((storage, nbytes))
+        found.append(heap.new(float(plan.waiting * sum(pieces)), "transient"))
     return found
+
+
+def _piece(tensor: Tensor, layout: Layout, mesh: Mesh) -> int:
+    return prod(local_shape(tensor.shape, layout, mesh)) * tensor.itemsize
 
 
 def _deciding(plan: Plan, cluster: Cluster) -> Cluster | None:

@@ -103,14 +103,13 @@ def test_no_row_is_above_the_line_with_several_microbatches_in_flight(name: str,
     ("gpt", "selective", 2), ("gpt", "full", 3), ("llama", "full", 3), ("llama", "every-2", 2), ("t5", "full", 3),
     ("bert", "selective", 3), ("neox", "first-1:selective", 1), ("mixture", "full", 2)])
 def test_no_row_is_above_the_line_where_gradients_of_weights_wait(name: str, recompute: str, waiting: int) -> None:
-    """And all that waits is in the rows: without recomputation they rise as the line does."""
+    """And they rise with what waits, by no more than the line does."""
     made = [_network(name, "machine=2,pair=2", 4, in_flight=3, recompute=recompute, waiting=n) for n in (waiting, 0)]
     for seed in range(3):
         choice = random_choice(made[0].problem(None), random.Random(seed))
         _rows_are_below(made[0], choice, seed)
         rows, lines = zip(*(_at_last_forward(one, choice) for one in made), strict=True)
-        assert 0 < rows[0] - rows[1] <= lines[0] - lines[1]
-        assert recompute != "none" or rows[0] - rows[1] == pytest.approx(lines[0] - lines[1])
+        assert 0.5 * (lines[0] - lines[1]) < rows[0] - rows[1] <= lines[0] - lines[1]
 
 
 def _at_last_forward(network: CostNetwork, choice: tuple[int, ...]) -> tuple[float, float]:

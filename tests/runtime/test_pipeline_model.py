@@ -9,23 +9,27 @@ import pytest
 import torch
 import zoo
 from branching import WAYS
+from planmaker import cluster_of
 from precise import Precise
 from random_plans import random_plan
 from ranks import forget, on_ranks, shared
 from sampling import parametrize_or_slow
 from staged_plans import apart, even_cuts, staged_plan
 from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
-from autoddl.core.hubs import needed_ops
+from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
 from autoddl.runtime.stage_setup import stage_rows
+from autoddl.schedule.memory_line import predict_memory
 
 ROWS = 24
 STEPS = 2
@@ -198,6 +202,37 @@ def test_as_many_microbatches_are_in_flight_as_the_schedule_says(schedule: str, 
     found = on_ranks(4, case, "gpt-4", planned("gpt-4", 4, schedule, "one=1", m))
     most = {"gpipe": [m] * 4, "1f1b": [4, 3, 2, 1], "zb-h1": [4] * 4, "zb-h2": [7] * 4}[schedule]
     assert [one["slots"] for one in found] == [[min(m, count)] for count in most]
+
+
+def tracked(name: str, plan: Plan) -> int:
+    """Bytes at the peak of the second step on a rank."""
+    module, sample = built(name)
+    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches))
+    batch, optimizer = parallel.local_batch(sample.kwargs or sample.args), torch.optim.AdamW(parallel.parameters())
+    for _ in range(2):
+        tracker = MemTracker()
+        tracker.track_external(module, optimizer)
+        with tracker:
+            parallel.step(batch)
+            optimizer.step()
+            optimizer.zero_grad()
+    return max(int(found["Total"]) for found in tracker.get_tracker_snapshot("peak").values())
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-4", "llama-4"])
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
+def test_what_is_in_flight_and_what_waits_takes_about_the_bytes_that_are_predicted(name: str, schedule: str) -> None:
+    """About: of messages on their way one of every kind is counted, and microbatches that wait all the time."""
+    plan, of = planned(name, 4, schedule, "one=1", 8), captured(name, 8)
+    assert plan.pipeline is not None
+    place = cluster_of("one=1")
+    place = replace(place, device=replace(place.device, kind="cpu"))
+    for stage, graph, most in zip(plan.pipeline.stages, cut_graph(of.graph, even_cuts(of.graph, 4)),
+                                  on_ranks(4, tracked, name, plan), strict=True):
+        line = predict_memory(replace(stage.plan, bucket_bytes=1), add_hubs(graph.graph), "adamw", place)
+        assert 0.8 < line.peak / most < 1.15
 
 
 @pytest.mark.ranks

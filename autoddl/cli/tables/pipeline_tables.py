@@ -95,7 +95,8 @@ def _stages(plan: Plan, step: StagedStep) -> Table:
         table.add_row(str(k), ranks_of_stage(plan.pipeline, k), beginnings[k], str(stage.plan.mesh),
                       show_seconds(one.forward), show_seconds(one.backward + one.weight),
                       show_seconds(one.gather + one.reduce + one.update),
-                      show_seconds(step.transfers[k]) if k < len(step.transfers) else "-", str(stage.plan.in_flight),
+                      show_seconds(step.transfers[k]) if k < len(step.transfers) else "-",
+                      str(stage.plan.in_flight) + (f" + {stage.plan.waiting} for W" if stage.plan.waiting else ""),
                       show_bytes(stage.plan.predicted.peak_bytes))
     return table
 

@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 from autoddl.core.graph import RECEIVE, Graph, Kind
 from autoddl.core.hubs import HUB
 from autoddl.core.plan import Plan
-from autoddl.core.split_backward import waiting_inputs
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.explain.rows.gradient_spans import add_gradient_spans, shared_storages
@@ -18,6 +17,7 @@ from autoddl.explain.rows.parameter_spans import add_parameter_spans, own_bytes
 from autoddl.explain.rows.rank_spans import RankSpans
 from autoddl.explain.rows.storage_spans import add_storage_spans
 from autoddl.operators.recomputed import RecomputedPart
+from autoddl.operators.waiting import kept_for_weights
 from autoddl.pricing.optimizers import optimizer_of
 
 __all__ = ["bytes_at_moments"]
@@ -102,18 +102,12 @@ def _free_from(rank: RankSpans, t: int, i: int, part: RecomputedPart) -> int:
 
 
 def _needed_by_weights(rank: RankSpans) -> float:
-    """Bytes of gradients that ops with weights wait for, and of what a block made again and their backward reads.
-
-    Of what several of them read in a block, the first counts.
-    """
+    """Bytes that a microbatch keeps from B to W; of what several ops read, the first counts."""
     found, seen = 0.0, set[int]()
-    for i, late in waiting_inputs(rank.graph).items():
-        op, part = rank.graph.ops[i], rank.again.get(i)
-        found += sum(rank.written(i, n) for n in range(len(op.outputs)))
-        made = {t for j in part.ops for t in rank.graph.ops[j].outputs} if part else set()
-        for k, t in enumerate(op.inputs):
-            if k not in late and t in made and t not in seen:
-                found, seen = found + rank.read(i, k), seen | {t}
+    for i, kept in kept_for_weights(rank.graph).items():
+        found += sum(rank.written(i, n) for n in range(len(rank.graph.ops[i].outputs))) if kept.results else 0.0
+        found += sum(rank.read(i, k) for k, storage in kept.reads if storage not in seen)
+        seen.update(storage for _, storage in kept.reads if storage is not None)
     return found
 
 

@@ -192,10 +192,10 @@ def _learned(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> f
 
     Of microbatches in flight these are the least and the most of all stages that have several, and one.
     """
-    several = list(zip(*(flight for flight in flights if flight.in_flight > 1), strict=True))
+    several = list(zip(*(flight for flight in flights if flight.is_several), strict=True))
     ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -one.price * part.task.budget
     for s, weights in zip(one.stages, one.weights, strict=True):
-        which = {Flight(*map(end, several)) for end in (min, max)} if flights[s].in_flight > 1 else {flights[s]}
+        which = {Flight(*map(end, several)) for end in (min, max)} if flights[s].is_several else {flights[s]}
         for at in which:
             part.learn_turns(s, at, weights, one.price)
         total += float(part.priced(flights[s], weights, one.price)[ends[s], ends[s + 1]])

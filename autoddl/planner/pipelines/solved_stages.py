@@ -25,7 +25,7 @@ from autoddl.planner.pipelines.stage_units import StageUnits
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
 
-__all__ = ["ANY", "ONE", "SEVERAL", "OutOfTime", "SolvedStage", "SolvedStages", "gathers_stay"]
+__all__ = ["ANY", "ONE", "SEVERAL", "OutOfTime", "SolvedStage", "SolvedStages"]
 
 ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
@@ -58,11 +58,6 @@ class SolvedStage:
         if self.found is None:
             return inf if isinstance(self.problem, Infeasible) and self.problem.is_proved else 0.0
         return self.found.bound
-
-
-def gathers_stay(flight: Flight) -> bool:
-    """Whether weights that are gathered stay gathered: so the layouts to choose from are the same."""
-    return flight.in_flight + flight.waiting > 1
 
 
 @dataclass(eq=False)
@@ -98,7 +93,7 @@ class SolvedStages(StageUnits):
         """
         best, bound = solved, solved.bound
         for (name, other), one in self._solved.items():
-            fits = name == key and gathers_stay(other) == gathers_stay(flight) and all(
+            fits = name == key and other.is_several == flight.is_several and all(
                 a >= b for a, b in zip(other, flight, strict=True))
             if one.found is not None and fits and bound <= one.found.solution.seconds < best.seconds:
                 best = replace(one, found=replace(one.found, bound=bound))
@@ -128,7 +123,7 @@ class SolvedStages(StageUnits):
 
     def _freely(self, graph: StageGraph, key: str, flight: Flight) -> tuple[StageGraph, Found]:
         """The best layouts without a budget of a stage or one like it, and that stage."""
-        at = key, gathers_stay(flight)
+        at = key, flight.is_several
         if at not in self._free:
             free, some = replace(self.task, budget=inf), SEVERAL if at[1] else ONE
             self._free[at] = graph, self.search(free, graph, some, self.within)

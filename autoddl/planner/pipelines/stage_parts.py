@@ -45,7 +45,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph
 from autoddl.planner.pins import also_pinned
 from autoddl.planner.pipelines.shared_budget import EVEN
-from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage, SolvedStages, gathers_stay
+from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage, SolvedStages
 from autoddl.planner.pipelines.stage_ports import PieceMessages
 from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
@@ -158,7 +158,7 @@ class StageParts(SolvedStages):
         m, floors = self.each, self.floors()
         free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart)
                 for kept in (False, True)}
-        return {flight: np.maximum(free[gathers_stay(flight)], self._every(partial(self._solved_bound, flight)))
+        return {flight: np.maximum(free[flight.is_several], self._every(partial(self._solved_bound, flight)))
                 for flight in flights}
 
     def _free_bound(self, kept: bool, key: str) -> float:
@@ -293,7 +293,7 @@ class StageParts(SolvedStages):
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
             if self._sends_more(a, b, stage):
                 return self.searched_for(stage, flight, _counts(weights), None)
-            if gathers_stay(at) != gathers_stay(flight):
+            if at.is_several != flight.is_several:
                 made = self.search(task, graph, flight, (made.candidate,))
         except Infeasible:
             return None
@@ -313,7 +313,7 @@ class StageParts(SolvedStages):
         """
         graph, key = self.alone(a, b)
         if self.shares:
-            new = (key, gathers_stay(flight)) not in self._free
+            new = (key, flight.is_several) not in self._free
             self._freely(graph, key, flight)
         else:
             new = self.fit(a, b, flight)

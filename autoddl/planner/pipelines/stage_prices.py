@@ -70,14 +70,14 @@ class StagePrices:
         """Seconds counted so + price * bytes at `TURN` that no plan of a stage is below; 0 where nothing is known.
 
         Bytes are linear in the microbatches in flight and in those that wait, so the least is concave in these.
-        Between two flights that were searched it is above the line through both. That is not so from one in flight to
-        more: gathered weights may stay then.
+        Between two flights that were searched it is above the line through both. That is not so from one to several:
+        gathered weights stay then.
         """
         known = {at: self._turns[key, weights, at, price] for at in (flight, *self._searched_turns(key, weights))
                  if (key, weights, at, price) in self._turns}
-        if flight in known or flight.in_flight < 2:
+        if flight in known or not flight.is_several:
             return known.get(flight, 0.0)
-        several = {at: value for at, value in known.items() if at.in_flight > 1}
+        several = {at: value for at, value in known.items() if at.is_several}
         return max((value + max(0.0, _part(low, flight, high)) * (several[high] - value)
                     for low, value in several.items() for high in several if _part(low, flight, low) >= 0), default=0.0)
 
