@@ -109,6 +109,14 @@ def test_a_budget_above_what_the_device_has_is_named(alone: Plan) -> None:
     assert not any("budget" in text for _, text in assumption_rows(alone))
 
 
+def test_rows_that_ranks_cannot_share_evenly_are_named(alone: Plan) -> None:
+    """Not where there are fewer rows than ranks, which a plan may divide otherwise."""
+    (ranks,) = {alone.mesh.size}
+    said = {n: dict(assumption_rows(replace(alone, sample={"args": [{"tensor": [n, 2], "dtype": "int64"}]})))["assumes"]
+            for n in (ranks - 1, ranks, ranks + 1, 2 * ranks)}
+    assert [n for n, text in said.items() if f"{ranks} ranks cannot share evenly" in text] == [ranks + 1]
+
+
 def test_the_first_lines_of_a_plan_say_it() -> None:
     shown = shell("plan", FACTORY, "examples/clusters/laptop.yaml").out
     assert "assumes" in shown and "adamw, whose state and update count" in shown and "samples/s" in shown

@@ -32,7 +32,7 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if found is not None:
         tokens = f" ({found[1]:,} tokens)" if found[1] is not None else ""
         parts = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
-        said.append(f"a batch of {found[0]:,} rows{tokens}{parts}")
+        said.append(f"a batch of {found[0]:,} rows{tokens}{parts}{_uneven(plan, found[0])}")
     said.append("dtypes as the module has them" if plan.precision == "as-written" else plan.precision)
     if "optimizer" in plan.source:
         said.append(f"{plan.source['optimizer']}, whose state and update count")
@@ -56,6 +56,14 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
             rows.append(("unusual", f"a budget of {show_bytes(plan.budget)} is more than the {show_bytes(most)} that a "
                                     f"{cluster.device.name} has: such a plan may not run"))
     return rows
+
+
+def _uneven(plan: Plan, rows: int) -> str:
+    """Says so where the rows of a microbatch are more than the ranks, and no multiple of them."""
+    each, ranks = rows // plan.microbatches, plan.mesh.size
+    if plan.pipeline is not None or each < ranks or not each % ranks:
+        return ""
+    return f", which {ranks} ranks cannot share evenly"
 
 
 def _shapes(sample: Any) -> str:
