@@ -8,6 +8,7 @@ from math import inf
 import numpy as np
 import pytest
 import torch
+import zoo
 from random_plans import LAPTOP
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
@@ -211,6 +212,21 @@ def test_every_choice_of_small_modules_whose_levels_are_searched() -> None:
         if done == int(os.environ.get("AUTODDL_CASES", 10)):
             return
     raise AssertionError(f"only {done} networks were small enough")
+
+
+def test_a_search_whose_time_is_over_has_the_plan_that_computes_all_again() -> None:
+    """Where that fits and the fastest plan does not; what is proved is true."""
+    model, sample = zoo.gpt(layers=2, B=16)
+    pricing = Pricing(add_hubs(capture(model, sample).graph), Mesh.parse("pair=2"), load_cluster(LAPTOP))
+    network = network_of(pricing, variables(pricing.graph, pricing.mesh),
+                         separable(pricing, policies_of(pricing.graph, levels(pricing.graph))))
+    every = network.fixed_at((len(network.policies.levels) - 1,) * len(network.policies.blocks))
+    fastest, least = (Peaks(one).of(BudgetSearch(one, 1e12).free().choice).nbytes for one in (network, every))
+    budget = (least + fastest) / 2
+    late, exact = (BudgetSearch(network, budget, late=time).solve(None, 0.0, inf, 1e-3).solution
+                   for time in (lambda: True, lambda: False))
+    assert least <= late.nbytes == Peaks(network).of(late.choice).nbytes <= budget < fastest
+    assert late.bound <= exact.seconds < late.seconds
 
 
 def test_moments_are_weighed_where_a_budget_costs_thousands_of_steps() -> None:

@@ -77,6 +77,21 @@ def test_a_stage_that_fits_no_rank_so_may_fit_with_others_in_flight(peaks: tuple
         parts.planned(parts.alone(0, 2)[0], Flight(3))
 
 
+def test_a_stage_whose_time_is_over_has_the_layouts_of_one_with_more_in_flight(peaks: tuple[float, float],
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*_: object) -> object:
+        raise Infeasible(0.0, parts.task.budget)
+
+    parts, alone = _parts(0.9 * peaks[1]), _parts(0.9 * peaks[1])
+    graph, key = parts.alone(0, 2)
+    more = parts.planned(graph, Flight(4))
+    monkeypatch.setattr("autoddl.planner.pipelines.solved_stages.search_stage", searched)
+    plan, solved = parts.planned(graph, Flight(3)), parts.solve(graph, key, Flight(3))
+    assert plan.decisions == more.decisions and plan.predicted.peak_bytes <= parts.task.budget and solved.bound == 0.0
+    with pytest.raises(Infeasible):
+        alone.planned(graph, Flight(3))
+
+
 def test_a_bound_without_a_budget_is_true_for_all_microbatches_in_flight(peaks: tuple[float, float]) -> None:
     parts = _parts(2 * peaks[1])
     parts.count(0, 2, Flight(3), WEIGHTS, parts.alone(0, 2)[0])
