@@ -4,12 +4,13 @@ import random
 
 import pytest
 import zoo
-from random_plans import LAPTOP, random_choice
+from random_plans import ALONE, LAPTOP, random_choice
 from sampling import parametrize_or_slow
 
 from autoddl.capture.capture import capture
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
+from autoddl.core.pipeline import Flight
 from autoddl.core.recompute import policy_blocks
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.rows.memory_rows import check_row, line_at_moments, numbers_of
@@ -29,11 +30,11 @@ levels:
 """
 
 
-def made(name: str, mesh: str, microbatches: int, recompute: str = "none") -> CostNetwork:
+def made(name: str, mesh: str, microbatches: int, recompute: str = "none", flight: Flight = ALONE) -> CostNetwork:
     graph = add_hubs(capture(*getattr(zoo, name)()).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches,
-                      recompute=policy_blocks(graph, recompute))
-    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches))
+                      recompute=policy_blocks(graph, recompute), in_flight=flight.in_flight, waiting=flight.waiting)
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight)))
 
 
 @parametrize_or_slow("name,mesh,microbatches,recompute", [
@@ -58,6 +59,21 @@ def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches
                 (number,) = numbers_of(graph, moment)
                 row = kept.network.row_bytes(kept.settled(choice), {moment: 1.0})
                 assert row == pytest.approx(again[number], rel=1e-9), moment
+
+
+@parametrize_or_slow("name,recompute,flight", [("gpt", "blocks.0:selective+blocks.1", Flight(2, 3))], [
+    (name, policy, flight) for name in ("gpt", "t5", "mixture", "resnet", "phi3", "llama")
+    for policy, flight in (("none", Flight(1, 4)), ("full", Flight(3, 2)))])
+def test_rows_of_a_stage_with_microbatches_that_wait_come_out_again(name: str, recompute: str, flight: Flight) -> None:
+    network = made(name, "machine=2,pair=2", 6, recompute, flight)
+    graph, kept = network.pricing.graph, with_kept_tensors(network)
+    for seed in range(2):
+        choice = random_choice(network.problem(None), random.Random(seed))
+        plan = draft_of(network, choice)
+        for op in graph.ops[seed::15]:
+            row = {f"forward {op.name}": 0.5, f"backward {op.name}": 0.5}
+            claimed = {moment: kept.network.row_bytes(kept.settled(choice), {moment: 1.0}) for moment in row}
+            assert 0 < check_row(plan, graph, "adamw", CLUSTER, row, claimed) <= 1
 
 
 def test_rows_of_a_coded_plan_come_out_again() -> None:
