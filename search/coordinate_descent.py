@@ -61,7 +61,7 @@ class _Index:
                                           for c, u in zip(table.classes, factor.variables, strict=True)])]
         return found
 
-    def beside(self) -> list[set[int]]:
+    def neighbours(self) -> list[set[int]]:
         """By variable, those that share a factor with it."""
         return [{u for i in factors for u in self.problem.factors[i].variables} - {v}
                 for v, factors in enumerate(self.incident)]
@@ -104,8 +104,8 @@ def descend(problem: Problem, start: Sequence[int], clock: Clock) -> tuple[int, 
 
 
 def _descend_freely(index: _Index, choice: list[int], clock: Clock) -> tuple[int, ...]:
-    """The choice of `descend` without a budget: a variable is looked at again where one beside it has changed."""
-    beside, stale = index.beside(), set(range(len(choice)))
+    """The choice of `descend` without a budget: a variable is looked at again where a neighbour has changed."""
+    neighbours, stale = index.neighbours(), set(range(len(choice)))
     for _ in range(SWEEPS):
         changed = False
         for v in range(len(choice)):
@@ -118,7 +118,7 @@ def _descend_freely(index: _Index, choice: list[int], clock: Clock) -> tuple[int
             new = _improved(scores, choice[v])
             if new != choice[v]:
                 choice[v], changed = new, True
-                stale |= beside[v]
+                stale |= neighbours[v]
         if not changed or clock.expired:
             break
     return tuple(choice)

@@ -9,6 +9,7 @@ from shell import FACTORY, ROOT, shell
 
 from autoddl.api import plan
 from autoddl.cli.tables.assumption_rows import assumption_rows
+from autoddl.core.layout import B, Layout, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried
@@ -109,12 +110,17 @@ def test_a_budget_above_what_the_device_has_is_named(alone: Plan) -> None:
     assert not any("budget" in text for _, text in assumption_rows(alone))
 
 
-def test_rows_that_ranks_cannot_share_evenly_are_named(alone: Plan) -> None:
-    """Not where there are fewer rows than ranks, which a plan may divide otherwise."""
-    (ranks,) = {alone.mesh.size}
-    said = {n: dict(assumption_rows(replace(alone, sample={"args": [{"tensor": [n, 2], "dtype": "int64"}]})))["assumes"]
-            for n in (ranks - 1, ranks, ranks + 1, 2 * ranks)}
-    assert [n for n, text in said.items() if f"{ranks} ranks cannot share evenly" in text] == [ranks + 1]
+def test_rows_in_pieces_of_different_sizes_are_named(alone: Plan) -> None:
+    (mesh, (first, *_)) = alone.mesh, alone.inputs
+    split = replace(alone, inputs={first: Layout((Split(0),) + (B,) * (len(mesh.axes) - 1))})
+    pieces = mesh.sizes[0]
+    assert pieces > 1
+    for rows, said in ((pieces, False), (pieces + 1, True), (3 * pieces, False), (3 * pieces - 1, True)):
+        sample = {"args": [{"tensor": [rows, 2], "dtype": "int64"}]}
+        text = dict(assumption_rows(replace(split, sample=sample)))["assumes"]
+        assert (f"in {pieces} uneven pieces of up to {-(-rows // pieces)}" in text) == said, text
+        whole = replace(split, sample=sample, inputs={first: Layout.broadcast(mesh)})
+        assert "uneven" not in dict(assumption_rows(whole))["assumes"]
 
 
 def test_the_first_lines_of_a_plan_say_it() -> None:

@@ -13,6 +13,7 @@ from ranks import on_ranks
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
+from tracked_bytes import tracked_peak
 
 from autoddl.api import plan
 from autoddl.capture.capture import capture
@@ -35,17 +36,7 @@ NEAR = 0.05
 
 
 def tracked(model: torch.nn.Module, sample: object, made: Plan) -> int:
-    """Bytes at the peak of the second step: the first makes the optimizer's state."""
-    parallel = parallelize(model, made, sample)
-    optimizer = torch.optim.AdamW(parallel.parameters())
-    for _ in range(2):
-        tracker = MemTracker()
-        tracker.track_external(model, optimizer)
-        with tracker:
-            parallel.step(sample)
-            optimizer.step()
-            optimizer.zero_grad()
-    return max(int(found["Total"]) for found in tracker.get_tracker_snapshot("peak").values())
+    return tracked_peak(parallelize(model, made, sample), model, sample)
 
 
 @parametrize_or_slow("name,options,microbatches", [("gpt", {"dropout": 0.1}, 2), ("vgg_bn", {}, 1)], [

@@ -1,8 +1,10 @@
 """The rows of a plan's figures: what it takes for granted, how fast it trains, and what looks like a mistake."""
 
+from math import ceil, prod
 from typing import Any
 
 from autoddl.core.graph import graph_from_text
+from autoddl.core.layout import Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster, show_bytes, show_seconds
 from autoddl.cost_models.backends import EXECUTABLE
@@ -32,7 +34,7 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if found is not None:
         tokens = f" ({found[1]:,} tokens)" if found[1] is not None else ""
         parts = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
-        said.append(f"a batch of {found[0]:,} rows{tokens}{parts}{_uneven(plan, found[0])}")
+        said.append(f"a batch of {found[0]:,} rows{tokens}{parts}{_uneven(plan, found[0] // plan.microbatches)}")
     said.append("dtypes as the module has them" if plan.precision == "as-written" else plan.precision)
     if "optimizer" in plan.source:
         said.append(f"{plan.source['optimizer']}, whose state and update count")
@@ -59,11 +61,10 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _uneven(plan: Plan, rows: int) -> str:
-    """Says so where the rows of a microbatch are more than the ranks, and no multiple of them."""
-    each, ranks = rows // plan.microbatches, plan.mesh.size
-    if plan.pipeline is not None or each < ranks or not each % ranks:
-        return ""
-    return f", which {ranks} ranks cannot share evenly"
+    """Says so where the plan splits the rows of a microbatch into pieces of different sizes."""
+    pieces = max((prod(size for size, state in zip(plan.mesh.sizes, layout, strict=True) if state == Split(0))
+                  for layout in plan.inputs.values()), default=1)
+    return f", in {pieces} uneven pieces of up to {ceil(rows / pieces):,}" if rows % pieces else ""
 
 
 def _shapes(sample: Any) -> str:
