@@ -53,6 +53,9 @@ FEW = 5_000
 MIXTURES = 40
 """Most mixtures of a box."""
 
+OTHERS = 100
+"""Cuts of such a box that are evaluated at most once the least of it is known."""
+
 BLENDED = 8
 """Cuts of a box with few of which a blend is found each."""
 
@@ -298,18 +301,23 @@ class _Tree:
             mixture, most = search.mix(cuts, mixture)
 
     def _finish(self, box: Box) -> None:
-        """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others."""
+        """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others.
+
+        Once one is bounded by all that is known of it, the others can't raise the bound: few more are evaluated.
+        """
         search = self.search
         cuts = enumerate_cuts(box)
-        values, known, blended = search.at(cuts).max(axis=0), len(search.paths), 0
+        values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
         while len(cuts):
             at = int(values.argmin())
             cut = tuple(int(n) for n in cuts[at])
-            if values[at] >= search.goal:
+            if values[at] >= search.goal or not left:
                 return
-            if cut not in search.traced:
+            late = self.late()
+            left = 0 if late else left - (self.closed <= values[at])
+            if not late and cut not in search.traced:
                 search.evaluate(cut)
-            elif blended < BLENDED and search.blend_at(cut):
+            elif not late and blended < BLENDED and search.blend_at(cut):
                 blended += 1
             else:
                 if values[at] < self.closed:

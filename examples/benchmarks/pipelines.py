@@ -12,15 +12,62 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import torch
 from gpt import gpt
 from gpt3 import gpt3_175b
 from llama import llama3_8b, llama3_70b
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import autoddl
 from autoddl.explain.pipeline_proof import check_pipeline
 
 CLUSTERS = Path(__file__).parents[1] / "clusters"
+
+
+class ParallelBlock(nn.Module):
+    """Attention beside an MLP, both of one norm, as in GPT-J."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm = heads, nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(y).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        found: Tensor = x + self.out(mixed) + self.down(functional.gelu(self.up(y)))
+        return found
+
+
+class Encoder(nn.Module):
+    """30 parallel blocks of 2,560 over 1,024 frames of 512 numbers, and one of 1,000 classes for each of 192 series."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.blocks = nn.Linear(512, 2560), nn.ModuleList(ParallelBlock(2560, 20) for _ in range(30))
+        self.norm, self.head = nn.LayerNorm(2560), nn.Linear(2560, 1000)
+
+    def example_inputs(self) -> tuple[Tensor, Tensor]:
+        return torch.empty(192, 1024, 512, device="meta"), torch.empty(192, dtype=torch.long, device="meta")
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        x = self.enter(x)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(self.norm(x).mean(1)), y)
+
+
+def encoder() -> nn.Module:
+    """The encoder, without values."""
+    with torch.device("meta"):
+        return Encoder()
+
+
+THREE = {"stages": (1, 2, 3, 6), "microbatches": (8, 16), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
+         "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 60.0}
 
 CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "gpt thin links": (lambda: gpt(layers=8), "rehearsal-4x1-200.yaml", {
@@ -42,6 +89,8 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "all schedules, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
         "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
         "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
+    "encoder": (encoder, "l40s-6x4.yaml", THREE),
+    "encoder of 14 GB": (encoder, "l40s-6x4.yaml", THREE | {"budget": 14e9}),
 }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations, pairwise, product
 from math import inf
+from operator import le
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
+from autoddl.search import pipeline_cuts
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.cut_planes import blended
@@ -211,6 +213,31 @@ def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:
     assert 0.9 < found.bound / found.seconds < 0.999
     check_pipeline_bound(problem, found.proof, found.bound)
     assert solve(problem, 1e-3).bound >= found.bound
+
+
+@pytest.mark.parametrize("others,questions", [(1, 10**6), (100, 0), (100, 4)])
+def test_a_box_that_is_left_early_has_a_bound_that_is_proved(others: int, questions: int,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one other cut, or where the time is over in the midst of a box: then fewer cuts are traced.
+
+    Cuts are likely to take more than is known of their stages, so that none is ruled out.
+    """
+    rng, fewer = np.random.default_rng(0), 0
+    for name in ("1f1b", "zb-h1", "gpipe"):
+        problem = chain(name, 14, 4, 8)
+        problem = replace(problem, seconds=problem.seconds + rng.uniform(0.0, 0.6, problem.seconds.shape))
+        likely = replace(problem, seconds=1.5 * problem.seconds)
+        search = partial(least_over_cuts, problem, closed_paths(problem.schedule, ("gather", "reduce", "update")),
+                         partial(trace_cut, likely), tolerance=1e-10)
+        whole, asked = search(), map(partial(le, questions), range(10**6))
+        with monkeypatch.context() as patch:
+            patch.setattr(pipeline_cuts, "OTHERS", others)
+            left = search(late=partial(next, asked))
+        assert left.bound <= min(seconds_of(problem, cut) for cut in cuts_of(problem)) * (1 + CLOSE)
+        assert left.bound <= whole.bound * (1 + CLOSE) and left.traces <= whole.traces
+        check_pipeline_bound(problem, left.proof, left.bound)
+        fewer += left.traces < whole.traces
+    assert fewer
 
 
 def test_exact_seconds_may_be_above_the_least_of_the_stages() -> None:
