@@ -75,6 +75,7 @@ def solve(
     ceiling: float = math.inf,
     price: float = 0.0,
     space: Space | None = None,
+    is_large: bool = False,
     late: Late = never,
 ) -> Solution:
     """The choice with the least seconds within the budget, and a proven bound.
@@ -88,6 +89,7 @@ def solve(
         ceiling       seconds; the exact solver stops once its bound, within the tolerance, reaches them
         price         a guess of the solution's price of a byte, which the exact solver tries first
         space         the result of `elimination_space(problem)`, if there is one
+        is_large      whether it is known that there is none
         late          tells whether the time is over of all that this is a part of: then it ends as by its own limit
 
     Raises InputError for an unknown solver, or a problem too large for it. Raises Infeasible where no plan fits, and
@@ -97,7 +99,7 @@ def solve(
         raise InputError(f"there is no solver {solver!r}; there are {', '.join(SOLVERS)}")
     tell = progress or (lambda seconds, bound: None)
     limits = Limits(tolerance, ceiling, Clock.start(time_limit, EFFORT, late), tell, seed, price)
-    space = elimination_space(problem) if space is None and solver == "exact" else space
+    space = elimination_space(problem) if space is None and not is_large and solver == "exact" else space
     if solver == "exact" and space is not None:
         return _scored(problem, solve_exactly(problem, limits, space=space), solver)
     return _scored(problem, SOLVERS[solver](problem, limits), solver)

@@ -12,6 +12,7 @@ over three variables are not for here.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -259,17 +260,19 @@ def _best_of(problem: Problem, work: _Work, found: MessageBound, limits: Limits,
 
 
 def _favoured(work: _Work, found: MessageBound, most: float) -> list[Kept]:
-    """The favoured options of each short variable; the blocks of a run have equal ones."""
-    short, many = work.short, FAVOURED
-    while True:
-        kept = [set(np.argsort(belief, kind="stable")[:many].tolist()) for belief in found.beliefs]
-        for fold in short.folds:
-            for alike in zip(*fold.blocks, strict=True):
-                whole = set().union(*(kept[v] for v in alike))
-                for v in alike:
-                    kept[v] = whole
-        rows = [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
-                for options, belief in zip(kept, found.beliefs, strict=True)]
-        if many <= 1 or work.of(rows) <= most:
-            return rows
-        many //= 2
+    """The favoured options of each short variable, as many as `most` allows; the blocks of a run have equal ones."""
+    numbers = [FAVOURED >> halvings for halvings in range(FAVOURED.bit_length())]
+    rows = [_first_options(work.short, found, many) for many in numbers]
+    return rows[bisect_left(rows, True, hi=len(rows) - 1, key=lambda kept: work.of(kept) <= most)]
+
+
+def _first_options(short: FoldedProblem, found: MessageBound, many: int) -> list[Kept]:
+    """So many options of each short variable, those with the least beliefs, and what equal blocks keep."""
+    kept = [set(np.argsort(belief, kind="stable")[:many].tolist()) for belief in found.beliefs]
+    for fold in short.folds:
+        for alike in zip(*fold.blocks, strict=True):
+            whole = set().union(*(kept[v] for v in alike))
+            for v in alike:
+                kept[v] = whole
+    return [tuple(sorted(k for k in options if math.isfinite(belief[k]))) or (int(belief.argmin()),)
+            for options, belief in zip(kept, found.beliefs, strict=True)]

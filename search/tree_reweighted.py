@@ -80,7 +80,7 @@ class _Side:
 
     def least(self, costs: Array) -> Array:
         """The least of the costs of options in each class."""
-        found: Array = np.minimum.reduceat(costs[self.order], self.starts)
+        found: Array = np.minimum.reduceat(costs.take(self.order), self.starts)
         return found
 
 
@@ -144,31 +144,29 @@ class _Edge:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Graph:
-    """The problem as the messages see it: own costs and copies of every variable, edges, and (edge, end) at each."""
+    """The problem as the messages see it: own costs and copies of every variable, edges, and (edge, end) at each.
+
+    `counts` are the numbers of edges on and back.
+    """
 
     own: tuple[Array, ...]
     copies: tuple[int, ...]
     edges: tuple[_Edge, ...]
     at: tuple[tuple[tuple[int, int], ...], ...]
+    counts: tuple[tuple[int, int], ...]
 
     def belief(self, v: int, sent: Messages) -> Array:
         """The costs theta_v."""
         theta = self.own[v].copy()
         for e, end in self.at[v]:
             side = self.edges[e].sides[end]
-            theta += side.times * sent[e, end][side.classes]
+            message = sent[e, end].take(side.classes)
+            theta += message if side.times == 1 else side.times * message
         return theta
-
-    def counts(self, v: int) -> tuple[int, int]:
-        """The numbers of edges on and back."""
-        ends = [0, 0]
-        for e, end in self.at[v]:
-            ends[end] += self.edges[e].sides[end].times
-        return ends[0], ends[1]
 
     def given(self, v: int, theta: Array, end: int, sent: Messages) -> Iterator[tuple[int, Array]]:
         """The term g_v * theta_v - M_e->v for every edge e of which v is this end."""
-        share = theta / max(*self.counts(v), 1)
+        share = theta / max(*self.counts[v], 1)
         for e, there in self.at[v]:
             if there == end:
                 yield e, _less(self.edges[e].sides[end].least(share), sent[e, end])
@@ -210,7 +208,7 @@ def reparametrize(short: FoldedProblem, lam: float, sent: Messages) -> dict[int,
     for e, (i, edge) in enumerate(zip(pairs, graph.edges, strict=True)):
         first, second = (sent[e, end][side.classes] for end, side in enumerate(edge.sides))
         v = edge.sides[1].variable
-        second = -_less(theta[v] / max(*graph.counts(v), 1), second)
+        second = -_less(theta[v] / max(*graph.counts[v], 1), second)
         first, second = (np.where(np.isfinite(gift), gift, 0.0) for gift in (first, second))
         found[i] = (first, second) if short.problem.factors[i].variables[1] == v else (second, first)
     return found
@@ -218,8 +216,7 @@ def reparametrize(short: FoldedProblem, lam: float, sent: Messages) -> dict[int,
 
 def _less(costs: Array, sent: Array) -> Array:
     """The difference of costs and a message; forbidden options stay forbidden."""
-    allowed = np.isfinite(costs)
-    return np.where(allowed, costs, math.inf) - np.where(allowed, sent, 0.0)
+    return costs - np.where(np.isinf(costs), 0.0, sent)
 
 
 def _graph(short: FoldedProblem, lam: float) -> _Graph:
@@ -246,10 +243,13 @@ def _graph(short: FoldedProblem, lam: float) -> _Graph:
         edges.append(_Edge(pair.table, ends, twins.get(i, -1), silent))
     edges = [replace(edge, twin=number.get(edge.twin, -1)) for edge in edges]
     at: list[list[tuple[int, int]]] = [[] for _ in own]
+    counts = [[0, 0] for _ in own]
     for e, edge in enumerate(edges):
         for end, side in enumerate(edge.sides):
             at[side.variable].append((e, end))
-    return _Graph(tuple(own), tuple([times.get(v, 1) for v in range(len(own))]), tuple(edges), tuple(map(tuple, at)))
+            counts[side.variable][end] += side.times
+    return _Graph(tuple(own), tuple([times.get(v, 1) for v in range(len(own))]), tuple(edges), tuple(map(tuple, at)),
+                  tuple([(on, back) for on, back in counts]))
 
 
 def _twins(short: FoldedProblem) -> dict[int, int]:
@@ -284,7 +284,7 @@ def _sweep(graph: _Graph, sent: Messages, order: Sequence[int], end: int) -> Non
 
 def _raised(costs: Array) -> Array:
     """The costs minus their least, unless all options are forbidden."""
-    least = costs.min()
+    least = np.minimum.reduce(costs)
     return costs - least if math.isfinite(least) else costs
 
 
@@ -299,6 +299,11 @@ def _finite(message: Array) -> Array:
 
 def _through(table: NDArray[Any], given: NDArray[Any]) -> Array:
     """The message min over j of given(j) + T(j, k), for every k."""
+    if table.size <= BLOCK:
+        on = table.flags.c_contiguous
+        whole = table + given[:, None] if on else table.T + given
+        found: Array = np.minimum.reduce(whole, axis=0 if on else 1).astype(np.float64)
+        return found
     out = np.full(table.shape[1], math.inf, np.result_type(table, given))
     step = max(1, BLOCK // (table.shape[1] if table.flags.c_contiguous else len(given)))
     if table.flags.c_contiguous:
@@ -315,7 +320,7 @@ def _bound(graph: _Graph, sent: Messages) -> float:
     parts = []
     for v, copies in enumerate(graph.copies):
         theta = graph.belief(v, sent)
-        on, back = graph.counts(v)
+        on, back = graph.counts[v]
         least = float(theta.min())
         if math.isinf(least):
             return math.inf

@@ -85,7 +85,7 @@ class RowProblems:
             solution = relax(problem, 0.0, space)
         else:
             solution = solve(problem.within(None), self.solver, time_limit=self.time_limit, tolerance=tolerance,
-                             ceiling=ceiling, late=self.late)
+                             ceiling=ceiling, is_large=space is None, late=self.late)
         return replace(solution, choice=(0,) * len(self.network.policies.blocks) * (search is not self)
                        + solution.choice)
 
@@ -111,7 +111,7 @@ class RowProblems:
     def solved(self, problem: Problem, tolerance: float, ceiling: float, price: float, space: Space | None) -> Solution:
         """The solution of a row's problem, with a choice of `network`. Raises Infeasible, and Above the ceiling."""
         found = solve(problem, self.solver, time_limit=self.time_limit, tolerance=tolerance, ceiling=ceiling,
-                      price=price, space=space, late=self.late)
+                      price=price, space=space, is_large=space is None, late=self.late)
         return replace(found, choice=self.kept.plain(found.choice))
 
     def relaxed(self, problem: Problem, price: float, space: Space | None) -> Solution:

@@ -95,6 +95,7 @@ class Jobs:
         return Answer(found.solution, found.row, True)
 
     def _bound(self, i: int, search: BudgetSearch, row: Row | None, price: float) -> Answer:
+        """A bound of a candidate. A large one without others is only solved, because that bounds it better."""
         made = {UPDATE: 1.0} if row is None else row
         if search.plain is not None and not price:
             solution = search.free()
@@ -102,7 +103,7 @@ class Jobs:
         problem, space = search.ready(made) if price else search.ready_for_seconds()
         options = self.task.options
         if space is None and options.solver == "exact":
-            return Answer(None, bound=lower_bound(problem, price))
+            return Answer(None, bound=lower_bound(problem, price) if len(self.candidates) > 1 else 0.0)
         if space is None:
             problem, _ = search.ready_for_seconds()
             solution = solve(problem.within(None), options.solver, time_limit=options.time_limit, late=self.task.late)
