@@ -1,15 +1,16 @@
 """Does training survive a full disk and a cut link? python examples/benchmarks/outages.py [disks] [links] [folder]
 
-It needs root, and Linux. The plan and the losses of a run that nothing happened to stay in the folder.
+It needs root, and Linux. The plan and the losses of a run that nothing happened to stay in the folder. A fourth
+argument is the number of ranks, 2 by default.
 
 The model of kills.py. Every case ends with a last start that finishes it, whose losses are equal to the bit to those
 of a run that nothing happened to.
 
-    disk    2 ranks keep checkpoints on a file system in memory that is full after a random number of bytes. The run
-            ends with one line that names the disk, the last checkpoint is whole, and a larger disk is gone on with
-    link    2 nodes, network namespaces with a rank each, joined by a veth pair. At a random moment after the first
-            checkpoint the link is cut. All ranks end within 3 timeouts of 5 s, each with one line that names the rank
-            or the peer, and go on from the last checkpoint when the link is back
+    disk    checkpoints are kept on a file system in memory that is full after a random number of bytes. The run ends
+            with one line that names the disk, the last checkpoint is whole, and a larger disk is gone on with
+    link    2 nodes, network namespaces with half of the ranks each, joined by a veth pair. At a random moment after the
+            first checkpoint the link is cut. All ranks end within 3 timeouts of 5 s, each with one line that names the
+            rank or the peer, and go on from the last checkpoint when the link is back
 """
 
 import json
@@ -28,7 +29,7 @@ from kills import Process, ending, faults, losses, planned, started, uninterrupt
 
 from autoddl.runtime.checkpoints.checkpoint_series import kept_steps
 
-RANKS, TIMEOUT = 2, 5.0
+TIMEOUT = 5.0
 NODES = (f"outage-{os.getpid()}-a", f"outage-{os.getpid()}-b")
 
 
@@ -64,38 +65,40 @@ def nodes() -> Iterator[None]:
             subprocess.run(("ip", "netns", "del", name), stderr=subprocess.DEVNULL)
 
 
-def full_disk(folder: Path, draw: random.Random) -> list[str]:
+def full_disk(folder: Path, size: int, draw: random.Random) -> list[str]:
     """What is wrong after a run on a disk that became full."""
-    whole, _ = uninterrupted(folder, RANKS)
+    whole, _ = uninterrupted(folder, size)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         kept = Path(name, "kept")
         with disk(Path(name, "disk"), draw.randint(60_000, 250_000)) as small:
-            process, began = started(words(planned(folder, RANKS), small / "kept")), time.monotonic()
+            process, began = started(words(planned(folder, size), small / "kept")), time.monotonic()
             said, _ = ending(process, began)
             wrong = faults(0.0, said, [], (), small / "kept")
             wrong += [] if process.returncode == 4 and "No space left" in said else [f"{process.returncode}: {said}"]
             left = kept_steps(small / "kept")
             print(f"disk: kept {left}, said {said.strip()[:160]}", flush=True)
             shutil.copytree(small / "kept", kept)
-        same = losses(words(planned(folder, RANKS), kept)) == whole
+        same = losses(words(planned(folder, size), kept)) == whole
     return wrong + ([] if same else ["other losses"])
 
 
-def ranks(folder: Path, kept: Path, port: int) -> list[Process]:
-    """A rank in each node."""
-    command = words(planned(folder, RANKS), kept, "--timeout", str(TIMEOUT))
-    return [started(("ip", "netns", "exec", node, *command), RANK=str(rank), LOCAL_RANK="0", WORLD_SIZE=str(RANKS),
-                    LOCAL_WORLD_SIZE="1", MASTER_ADDR="10.77.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="eth0",
+def ranks(folder: Path, size: int, kept: Path, port: int) -> list[Process]:
+    """So many ranks, half of them in each node."""
+    command = words(planned(folder, size), kept, "--timeout", str(TIMEOUT))
+    each = size // len(NODES)
+    return [started(("ip", "netns", "exec", NODES[rank // each], *command), RANK=str(rank), WORLD_SIZE=str(size),
+                    LOCAL_RANK=str(rank % each), LOCAL_WORLD_SIZE=str(each), MASTER_ADDR="10.77.0.1",
+                    MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="eth0",
                     TORCH_CPP_LOG_LEVEL="ERROR")  # torch warns of addresses without names
-            for rank, node in enumerate(NODES)]
+            for rank in range(size)]
 
 
-def cut_link(folder: Path, draw: random.Random) -> list[str]:
+def cut_link(folder: Path, size: int, draw: random.Random) -> list[str]:
     """What is wrong after a run whose link was cut."""
-    whole, _ = uninterrupted(folder, RANKS)
+    whole, _ = uninterrupted(folder, size)
     with tempfile.TemporaryDirectory(dir=folder) as name, nodes():
         kept, wrong = Path(name, "kept"), list[str]()
-        processes, until = ranks(folder, kept, 29600), time.monotonic() + 200
+        processes, until = ranks(folder, size, kept, 29600), time.monotonic() + 200
         while not kept_steps(kept) and time.monotonic() < until:
             time.sleep(0.01)
         time.sleep(draw.uniform(0, 0.5))
@@ -108,11 +111,12 @@ def cut_link(folder: Path, draw: random.Random) -> list[str]:
             wrong += faults(ended, said, [], before, kept, 3 * TIMEOUT)
             wrong += [] if process.returncode and said.strip() else [f"code {process.returncode}, without a word"]
         ip("-n", NODES[1], "link", "set", "eth0", "up")
-        first, second = ranks(folder, kept, 29601)
+        first, *others = ranks(folder, size, kept, 29601)
         out, said = first.communicate(timeout=600)
         same = first.returncode == 0 and json.loads(out.splitlines()[-1])["losses"] == whole
         wrong += [] if same else [f"the run failed ({first.returncode}): {said}"]
-        second.communicate()
+        for one in others:
+            one.communicate()
     return wrong + ([] if same else ["other losses"])
 
 
@@ -120,13 +124,13 @@ def main() -> None:
     disks, links = [*map(int, sys.argv[1:3]), *(2, 2)[len(sys.argv[1:3]):]]
     draw, wrong = random.Random(0), list[str]()
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(sys.argv[3] if len(sys.argv) > 3 else name)
+        folder, size = Path(sys.argv[3] if len(sys.argv) > 3 else name), int(sys.argv[4]) if len(sys.argv) > 4 else 2
         for case, count in ((full_disk, disks), (cut_link, links)):
             for _ in range(count):
-                found = case(folder, draw)
+                found = case(folder, size, draw)
                 print(f"{case.__name__}: {'; '.join(found) or 'losses equal to the bit'}", flush=True)
                 wrong += found
-    print(f"{disks} full disks, {links} cut links: {len(wrong)} wrong")
+    print(f"{disks} full disks, {links} cut links, {size} ranks: {len(wrong)} wrong")
     sys.exit(bool(wrong))
 
 
