@@ -62,6 +62,9 @@ STALE = 2
 TOGETHER = 3
 """Cuts of a candidate whose stages are chosen together."""
 
+FIRST = 3
+"""Cuts of a candidate whose plans are found roughly at most, until there is one."""
+
 ATTEMPTS = 12
 """Cuts of a candidate that are tried at most, where no plan of any is known."""
 
@@ -118,11 +121,14 @@ class TriedCut:
     seconds: float
 
 
-def try_cut(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
-    """Solves the stages of a cut and simulates the pipeline. Raises why a stage has no plan."""
+def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = False) -> TriedCut:
+    """Solves the stages of a cut, or finds some plans `roughly`, and simulates the pipeline.
+
+    Raises why a stage has no plan.
+    """
     staged = part.staged(name, cut)
     schedule = staged.schedule()
-    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule))
+    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule), roughly)
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
     return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
 
@@ -141,6 +147,7 @@ class CutSearch:
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
         tried      cuts that were solved; None where a stage has no plan
+        rough      those of them whose plans were found roughly
         bound      seconds that no cut is below
         proof      of the bound
         answer     the cuts that are to be solved next
@@ -161,6 +168,7 @@ class CutSearch:
     prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
+    rough: frozenset[tuple[int, ...]] = frozenset()
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
     answer: CutSolution | None = None
@@ -317,7 +325,9 @@ class CutSearch:
         stages = list(zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True))
         news = self._known(StageParts.bound, stages) or self._known(StageParts.sharpen, stages)
         at = self._roomier(cut) if tries and news else None if news else cut
-        one = self._try(at) if at is not None else None
+        roughly = tries and at is None and self.found is None and len(self.tried) < FIRST
+        at = cut if roughly else at
+        one = None if at is None else self._try(at, roughly or (news and at in self.rough))
         if not news and cut not in self.blended and self.part.shares:
             news = self._price(cut)
         if not news and one is None:
@@ -354,15 +364,18 @@ class CutSearch:
         order = sorted(range(len(stages)), key=lambda s: stages[s][1], reverse=True)
         return bool(sum(not self.late() and learn(self.part.on(s), *stages[s][0], stages[s][1]) for s in order))
 
-    def _try(self, cut: tuple[int, ...]) -> TriedCut | None:
-        """The pipeline of a cut, None where a stage has no plan."""
-        if cut not in self.tried:
+    def _try(self, cut: tuple[int, ...], roughly: bool = False) -> TriedCut | None:
+        """The pipeline of a cut, None where a stage has no plan; one found roughly is looked for again."""
+        if cut not in self.tried or (cut in self.rough and not roughly):
+            before = self.tried.get(cut)
+            self.rough = self.rough | {cut} if roughly else self.rough - {cut}
             try:
-                self.tried[cut] = try_cut(self.part, self.name, cut)
+                made = try_cut(self.part, self.name, cut, roughly)
+                self.tried[cut] = made if before is None or made.seconds < before.seconds else before
             except Infeasible:
-                self.tried[cut], self.is_full = None, True
+                self.tried[cut], self.is_full = before, True
             except InputError as error:
-                self.tried[cut], self.problem = None, error
+                self.tried[cut], self.problem = before, error
         return self.tried[cut]
 
     def _find_any(self, cut: tuple[int, ...]) -> None:

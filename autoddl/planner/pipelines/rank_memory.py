@@ -1,9 +1,10 @@
 """Plans the stages of a rank together, so that they fit its memory.
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
-way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The same prices bound
-every pipeline cut so (`core.pipeline_cuts`). `rank_prices` finds what stages take at least, counted as on the path on
-which a rank is most busy.
+way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. A first plan of a cut
+is made `roughly`: the price of the fullest rank is that of all ranks, and what was found of stages with more in flight
+serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`). `rank_prices` finds what
+stages take at least, counted as on the path on which a rank is most busy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -61,20 +62,22 @@ DIVISIONS = 3
 Stages = Sequence[tuple[StageGraph, Flight]]
 
 
-def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]
-                  ) -> tuple[Plan, ...]:
+def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight],
+                  roughly: bool = False) -> tuple[Plan, ...]:
     """The plans of the stages; those of one part fit its ranks together, and store what they share in the same pieces.
 
-    Raises why there are none.
+    Those found `roughly` take seconds to find, and may be slower than need be. Raises why there are none.
     """
     check_parameters(graphs, staged.placement)
     plans: list[Plan | None] = [None] * staged.stages
-    for at in sorted(set(staged.placement)):
-        mine = [s for s, place in enumerate(staged.placement) if place == at]
-        for s, plan in zip(mine, _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine]), strict=True):
+    groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
+    price = 0.0 if roughly and part.shares else None
+    for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
+        found, price = _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine], price)
+        for s, plan in zip(mine, found, strict=True):
             plans[s] = plan
-    found = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
-    return tuple(replace(plan, budget=part.task.budget) for plan in found)
+    made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
+    return tuple(replace(plan, budget=part.task.budget) for plan in made)
 
 
 def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
@@ -215,17 +218,23 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
     return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
 
 
-def _sharing(part: StageParts, stages: Stages) -> Sequence[Plan]:
-    """The plans of the stages of one part, the fastest of those met that fit its ranks together.
+def _sharing(part: StageParts, stages: Stages, price: float | None = None) -> tuple[Sequence[Plan], float | None]:
+    """(the plans of the stages of one part, the fastest of those met that fit its ranks together; a price of a byte).
 
-    Raises why there are none.
+    A `price` is that at which a fuller rank fits, 0 where none is known yet: there the first plans that fit are taken.
+    None: they are looked for further. Raises why there are none.
     """
     if len(stages) == 1:
-        return [part.planned(*stages[0])]
+        return [part.planned(*stages[0])], price
     free = [part.freely_planned(*stage) for stage in stages]
     sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
     if sum(sizes) <= budget:
-        return free
+        return free, price
+    if price:
+        made = [part.planned_for(*stage, price, roughly=True)[0] for stage in stages]
+        plans = [plan for plan in made if plan is not None]
+        if len(plans) == len(made) and sum(plan.predicted.peak_bytes for plan in plans) <= budget:
+            return plans, price
     fronts = [[plan] for plan in free]
     priced = _priced_fronts(part, stages, fronts)
     found = _merged(fronts, budget)
@@ -233,19 +242,21 @@ def _sharing(part: StageParts, stages: Stages) -> Sequence[Plan]:
         least = sum(min(plan.predicted.peak_bytes for plan in front) for front in fronts)
         raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
                          "more stages or microbatches, or 1f1b")
-    if found is None or _seconds(found) * (1 - ROUGH) > priced.bound:
+    if found is None or (price is None and _seconds(found) * (1 - ROUGH) > priced.bound):
         found = _shared(part, stages, fronts, priced.sizes or sizes)
-    return found
+    return found, price if price is None else priced.enough
 
 
 class _Priced(NamedTuple):
     """Seconds that stages which fit together are not below, the price of a byte that says so, and their sizes.
 
-    The sizes are those of plans under the least price at which they fit; there are none where they never did.
+    The sizes are those of plans under the least price at which they fit, which is `enough`; there are none where they
+    never did.
     """
 
     bound: float
     price: float
+    enough: float
     sizes: list[float]
 
 
@@ -254,7 +265,7 @@ def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -
     budget, best, near = part.task.budget, (0.0, 0.0), list[float]()
     low, high, at = -inf, inf, round(log(GUESS * _seconds([front[0] for front in fronts]) / budget, STEP))
     for _ in range(PRICES):
-        price = float(f"{STEP ** at:.6g}")
+        price = _power(at)
         made = [part.planned_for(*stage, price) for stage in stages]
         best = max(best, (sum(value for _, value in made) - price * budget, price))
         plans = [plan for plan, _ in made if plan is not None]
@@ -270,7 +281,12 @@ def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -
         if high - low <= 1:
             break
         at = at + FARTHER if high == inf else at - FARTHER if low == -inf else int(low + high) // 2
-    return _Priced(*best, near)
+    return _Priced(*best, _power(int(high)) if near else 0.0, near)
+
+
+def _power(exponent: int) -> float:
+    """A power of STEP with six digits, so that equal prices are told to be so."""
+    return float(f"{STEP ** exponent:.6g}")
 
 
 def _merged(fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | None:

@@ -177,14 +177,17 @@ class SolvedStages(StageUnits):
                 break
         return plan
 
-    def planned_for(self, graph: StageGraph, flight: Flight, price: float) -> tuple[Plan | None, float]:
+    def planned_for(self, graph: StageGraph, flight: Flight, price: float, *, roughly: bool = False
+                    ) -> tuple[Plan | None, float]:
         """(the plan of a stage a byte of which has a price, seconds + price * bytes that none is below).
 
-        The plan is None where none was drawn, and may be above the budget.
+        The plan is None where none was drawn, and may be above the budget. `roughly`, it has the layouts of a stage
+        with more in flight, where one was searched, and the second is of that.
         """
         key = self._key(graph)
         self.check_time()
-        source, made = self._prices.alone(self.task, self._asking(graph, flight), key, price)
+        at = self._prices.fuller(key, flight, price) if roughly else flight
+        source, made = self._prices.alone(self.task, self._asking(graph, at), key, price)
         if made.candidate is None or made.solution is None:
             return None, made.bound
         found = replace(self._freely(graph, key, flight)[1], candidate=made.candidate, solution=made.solution)

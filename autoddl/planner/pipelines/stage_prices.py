@@ -109,6 +109,12 @@ class StagePrices:
             self._counted[key] = self._least(asking.search(task()), asking.graph, (key[0], asking.flight), key[-1])
         return self._counted[key]
 
+    def fuller(self, key: str, flight: Flight, price: float) -> Flight:
+        """The flight, or the least with more that was searched at this price: what was found there fits here too."""
+        more = [at for name, at, known in self._alone if (name, known) == (key, price)
+                and at.is_several == flight.is_several and all(a >= b for a, b in zip(at, flight, strict=True))]
+        return min(more, default=flight)
+
     def alone(self, task: PlanTask, asking: Asking, key: str, price: float) -> tuple[StageGraph, PricedFound]:
         """(a stage that is like this one, its least seconds + price * bytes), whose seconds count as alone."""
         at = key, asking.flight
