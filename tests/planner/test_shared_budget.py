@@ -20,7 +20,7 @@ from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
-from autoddl.planner.pipelines.rank_memory import rank_peak, roomier
+from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stored_once import together_bytes
@@ -100,6 +100,33 @@ def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypat
     assert search.found is not None and next(iter(search.tried.values())) is None
     plan = plan_of_cut(part, name, search.found)
     assert search.bound <= plan.predicted.seconds and plan.predicted.peak_bytes <= task.budget
+
+
+def test_plans_that_are_found_roughly_fit_and_spare_searches() -> None:
+    """Four ranks of two stages: those with fewer microbatches in flight take what was found for the fullest."""
+    model, sample = zoo.named("gpt2", layers=8, B=8)
+    options = replace(ONE_AXIS, recompute=("search",))
+    task = task_of(model, "examples/clusters/rehearsal-4x1-200.yaml", sample, options, "gpt2", None)
+    name, cut = "interleaved:2", (1, 2, 3, 4, 5, 6, 7)
+
+    def parts(budget: float) -> StageParts:
+        return StageParts(replace(task, budget=budget), 8, 4, 4, places_of(task.variant(4).original, ()),
+                          generate(name, 4, 4).placement)
+
+    free = parts(inf)
+    staged = free.staged(name, cut)
+    graphs, flights = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule())
+    budget = 0.9 * rank_peak(free, staged, tuple(map(free.freely_planned, graphs, flights)))
+    quick, slow = parts(budget), parts(budget)
+    rough = fitting_plans(quick, staged, graphs, flights, roughly=True)
+    exact = fitting_plans(slow, staged, graphs, flights)
+    assert rank_peak(quick, staged, rough) <= budget and rank_peak(slow, staged, exact) <= budget
+
+    def seconds(plans: tuple[Plan, ...]) -> float:
+        return sum(plan.predicted.seconds for plan in plans)
+
+    assert seconds(exact) * (1 - 1e-2) <= seconds(rough) <= 1.1 * seconds(exact)
+    assert len(quick._prices._alone) < len(slow._prices._alone)
 
 
 @pytest.mark.parametrize("left", [0.0, 3e4])

@@ -342,9 +342,14 @@ class CutSearch:
         self.stale += not news
 
     def _roomier(self, cut: tuple[int, ...]) -> tuple[int, ...] | None:
-        """The cut, or one beside it, whose stages fit their ranks without a budget; None where none is found."""
+        """The cut, or one beside it, whose stages fit their ranks without a budget; None where none is found.
+
+        It is not looked for where one was not found before, and a plan is known.
+        """
         if not self.part.shares or cut in self.tried:
             return cut
+        if self.rough and self.found:
+            return None
         likely = likely_problem(cut_problem(self.part, self.schedule, self.flights))
         return roomier(self.part, self.name, cut, self.flights, lambda sizes: trace_cut(likely, sizes)[0])
 

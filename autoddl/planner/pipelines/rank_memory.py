@@ -2,9 +2,9 @@
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
 way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. A first plan of a cut
-is made `roughly`: the price of the fullest rank is that of all ranks, and what was found of stages with more in flight
-serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`). `rank_prices` finds what
-stages take at least, counted as on the path on which a rank is most busy.
+is made `roughly`: the prices between which the fullest rank fits are those of all ranks, and what was found of stages
+with more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
+`rank_prices` finds what stages take at least, counted as on the path on which a rank is most busy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -71,9 +71,9 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     check_parameters(graphs, staged.placement)
     plans: list[Plan | None] = [None] * staged.stages
     groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
-    price = 0.0 if roughly and part.shares else None
+    prices: tuple[float, ...] | None = () if roughly and part.shares else None
     for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
-        found, price = _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine], price)
+        found, prices = _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine], prices)
         for s, plan in zip(mine, found, strict=True):
             plans[s] = plan
     made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
@@ -218,45 +218,47 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
     return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
 
 
-def _sharing(part: StageParts, stages: Stages, price: float | None = None) -> tuple[Sequence[Plan], float | None]:
-    """(the plans of the stages of one part, the fastest of those met that fit its ranks together; a price of a byte).
+def _sharing(part: StageParts, stages: Stages, prices: tuple[float, ...] | None = None
+             ) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
+    """(the plans of the stages of one part, the fastest of those met that fit its ranks together; prices of a byte).
 
-    A `price` is that at which a fuller rank fits, 0 where none is known yet: there the first plans that fit are taken.
-    None: they are looked for further. Raises why there are none.
+    The `prices` are those between which a fuller rank fits, none where there was none: plans under these are taken.
+    Where they are None, all is looked for. Raises why there are none.
     """
     if len(stages) == 1:
-        return [part.planned(*stages[0])], price
+        return [part.planned(*stages[0])], prices
     free = [part.freely_planned(*stage) for stage in stages]
     sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
     if sum(sizes) <= budget:
-        return free, price
-    if price:
-        made = [part.planned_for(*stage, price, roughly=True)[0] for stage in stages]
-        plans = [plan for plan in made if plan is not None]
-        if len(plans) == len(made) and sum(plan.predicted.peak_bytes for plan in plans) <= budget:
-            return plans, price
+        return free, prices
     fronts = [[plan] for plan in free]
+    for price in prices or ():
+        for front, stage in zip(fronts, stages, strict=True):
+            plan = part.planned_for(*stage, price, roughly=True)[0]
+            front += [] if plan is None else [plan]
+    if prices and (known := _merged(fronts, budget)) is not None:
+        return known, prices
     priced = _priced_fronts(part, stages, fronts)
     found = _merged(fronts, budget)
     if found is None and priced.bound > HOPELESS * _seconds(free):
         least = sum(min(plan.predicted.peak_bytes for plan in front) for front in fronts)
         raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
                          "more stages or microbatches, or 1f1b")
-    if found is None or (price is None and _seconds(found) * (1 - ROUGH) > priced.bound):
+    if found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound):
         found = _shared(part, stages, fronts, priced.sizes or sizes)
-    return found, price if price is None else priced.enough
+    return found, prices if prices is None else priced.around
 
 
 class _Priced(NamedTuple):
     """Seconds that stages which fit together are not below, the price of a byte that says so, and their sizes.
 
-    The sizes are those of plans under the least price at which they fit, which is `enough`; there are none where they
-    never did.
+    The sizes are those of plans under the least price at which they fit; there are none where they never did. Prices
+    `around` are that and the greatest at which they do not fit.
     """
 
     bound: float
     price: float
-    enough: float
+    around: tuple[float, ...]
     sizes: list[float]
 
 
@@ -281,7 +283,7 @@ def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -
         if high - low <= 1:
             break
         at = at + FARTHER if high == inf else at - FARTHER if low == -inf else int(low + high) // 2
-    return _Priced(*best, _power(int(high)) if near else 0.0, near)
+    return _Priced(*best, tuple([_power(int(exponent)) for exponent in (high, low) if abs(exponent) < inf]), near)
 
 
 def _power(exponent: int) -> float:
