@@ -1,9 +1,9 @@
 """Plans the stages of a rank together, so that they fit its memory.
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
-way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. A first plan of a cut
-is made `roughly`: the prices between which the fullest rank fits are those of all ranks, and what was found of stages
-with more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
+way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The first plans of a
+cut are made roughly. The prices between which the fullest rank fits are those of all ranks then, and what was found of
+stages with more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
 `rank_prices` finds what stages take at least, counted as on the path on which a rank is most busy.
 """
 
