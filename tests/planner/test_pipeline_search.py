@@ -347,7 +347,7 @@ def test_a_budget_below_the_states_of_a_rank_is_refused_before_a_search() -> Non
 def test_another_problem_than_bytes_is_raised_only_where_no_cut_is_too_full(
         full: tuple[int, ...], error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     """Stages of a rank that fit it alone may be too full together."""
-    def never(part: StageParts, name: str, cut: tuple[int, ...]) -> TriedCut:
+    def never(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool) -> TriedCut:
         if cut == full:
             raise Infeasible(2.0, 1.0)
         raise InputError("they store other pieces")

@@ -11,6 +11,7 @@ import torch
 import zoo
 from every_pipeline import Chain
 from sampling import parametrize_or_slow
+from torch import Tensor, nn
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.hubs import add_hubs
@@ -283,9 +284,43 @@ def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -
     assert known.planned(known._cut(3, 4), ONE).recompute == ()
 
 
-def test_stages_of_shared_or_fused_ops_are_not_joined() -> None:
-    shared, fused = _parts(1e9), _parts(1e9)
-    shared._readers = lambda: {"layer.weight": {1, 2}}  # type: ignore[method-assign]
+def test_stages_of_fused_ops_are_not_joined() -> None:
+    fused = _parts(1e9)
     device = replace(fused.task.cluster.device, compiled=True)
     fused.task = replace(fused.task, cluster=replace(fused.task.cluster, device=device))
-    assert shared.apart == fused.apart == float("inf") > _parts(1e9).apart >= 0.0
+    assert fused.apart == float("inf") > _parts(1e9).apart >= 0.0
+
+
+class _Again(nn.Module):
+    """Five layers, of which the second and the fourth have one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(256, 256, bias=False) for _ in range(5))
+        self.layers[3].weight = self.layers[1].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x.square().mean()
+
+
+def test_units_that_share_a_parameter_join_and_count_it_once() -> None:
+    task = task_of(_Again(), TWO_BY_TWO, torch.randn(64, 256), PlanOptions(microbatches=(4,), max_axes=1, workers=1),
+                   "again", None)
+    places = places_of(task.variant(4).original, ())
+    known, searched = StageParts(task, 2, 2, 4, places, ONE_PIPE), StageParts(task, 2, 2, 4, places, ONE_PIPE)
+    assert known.units == 5 and known.shared == {frozenset((1, 3))} and known.apart_bytes == float("inf")
+    for a in range(5):
+        known.bound(a, a + 1, ONE)
+        known.sharpen(a, a + 1, ONE)
+    for a, b in combinations(range(6), 2):
+        searched.bound(a, b, ONE)
+        searched.sharpen(a, b, ONE)
+    weights = (known.repeated, known.behind, *known.pieces)
+    least, most = ([one.wholes([ONE])[ONE], *map(one.least, weights)] for one in (known, searched))
+    for few, all_of_them in zip(least, most, strict=True):
+        assert (few <= all_of_them * (1 + 1e-9) + 1e-15).all()
+    inner = [pair for pair in combinations(range(6), 2) if pair[1] - pair[0] > 1]
+    floors = 4 * known.floors()
+    assert all(least[0][at] > 1.05 * floors[at] for at in inner), "longer stages have more than their floors"

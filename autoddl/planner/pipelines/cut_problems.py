@@ -3,6 +3,10 @@
 A stage s of n units may begin at several places a. The problem has the least of what is known of them:
 
     seconds[s, n] = min over a of  what is known of the stage from place a to place a + n
+
+That bounds all cuts. Where units differ, as those of an encoder and a decoder do, a cut may take far more. So cuts to
+be solved are found by what is known of their stages where these lie (`PlacedStages`). The first is that of the least
+sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest.
 """
 
 from collections.abc import Container, Iterable, Sequence
@@ -15,18 +19,24 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
-from autoddl.core.pipeline_cuts import CutProblem, PricedStages
-from autoddl.cost_models.timelines.pipeline_bounds import trace_cut
+from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
+from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 
-__all__ = ["cut_of", "cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["PlacedStages", "cut_of", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
 
 OTHERS = 4
 """Cuts beside the best that may be better, at most."""
+
+CLOSE = 0.01
+"""The part by which a cut may take more than is claimed of it."""
+
+MOVES = 20
+"""Units that are moved at most, from one stage to the next, to find a cut to be solved."""
 
 
 class _Known:
@@ -103,6 +113,68 @@ def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> Pr
     return PricedStages(one.stages, one.weights, one.price, budget, values)
 
 
+class PlacedStages:
+    """What stages likely take where they lie: their forward and backward add up to what is known of both."""
+
+    def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> None:
+        self.part, self.schedule, m = part, schedule, part.each
+        known = {one: (np.stack(one.floor_passes()), one.least(one.repeated) / m, one.wholes(set(flights)))
+                 for one in part.every}
+        self._seconds, self._totals = list[Array](), list[Array]()
+        for s, flight in enumerate(flights):
+            passes, both, wholes = known[part.on(s)]
+            with np.errstate(invalid="ignore", divide="ignore"):
+                passes = passes * np.nan_to_num(np.maximum(both / passes.sum(axis=0), 1.0), nan=1.0, posinf=1.0)
+                once = np.nan_to_num(np.maximum(wholes[flight] - m * passes.sum(axis=0), 0.0), posinf=0.0)
+            self._seconds.append(np.stack([*passes, np.zeros_like(once), once, np.zeros_like(once)], axis=2))
+            self._totals.append(np.where(np.isfinite(wholes[flight]), m * passes.sum(axis=0) + once, inf))
+
+    def seconds(self, cut: Sequence[int]) -> float:
+        """The seconds of the pipeline; infinite where a stage has no plan."""
+        ends = list(pairwise((0, *cut, self.part.units)))
+        if any(a >= b or self._totals[s][a, b] == inf for s, (a, b) in enumerate(ends)):
+            return inf
+        stages = [StageSeconds(*self._seconds[s][at].tolist()) for s, at in enumerate(ends)]
+        return critical_path(self.schedule, stages, [self.part.transfer_at(b, k - 1) for b, k in enumerate(cut)])[0]
+
+    def balanced(self) -> tuple[int, ...] | None:
+        """The cut of the least sum of T^8; None where every cut has a stage without a plan."""
+        units, scale = self.part.units, max(float(one[np.isfinite(one)].max()) for one in self._totals) or 1.0
+        best, before = np.full(units + 1, inf), list[Array]()
+        best[0] = 0.0
+        for total in self._totals:
+            sums = best[:, None] + np.where(np.triu(np.ones_like(total), 1) > 0, (total / scale) ** 8, inf)
+            before.append(sums.argmin(axis=0))
+            best = sums.min(axis=0)
+        if best[-1] == inf:
+            return None
+        cut = [units]
+        for row in reversed(before[1:]):
+            cut.append(int(row[cut[-1]]))
+        return tuple(cut[:0:-1])
+
+    def near(self, cut: tuple[int, ...], claimed: float) -> tuple[int, ...]:
+        """The cut, if it takes what is claimed of it; else one that takes less, found by moving units one by one."""
+        best = self.seconds(cut)
+        if best <= claimed * (1 + CLOSE):
+            return cut
+        other = self.balanced()
+        if other is not None and self.seconds(other) < best:
+            cut, best = other, self.seconds(other)
+        for _ in range(MOVES):
+            found = {one: self.seconds(one) for one in _beside(cut)}
+            least = min(found, key=found.__getitem__, default=cut)
+            if not found or found[least] >= best:
+                break
+            cut, best = least, found[least]
+        return cut
+
+
+def _beside(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The cuts in which one stage begins a unit earlier or later."""
+    return [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
+
+
 def likely_problem(problem: CutProblem) -> CutProblem:
     """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
     (weights, total), least = problem.known[0], problem.seconds[:, :, :3].sum(axis=2)
@@ -118,22 +190,14 @@ def cut_of(sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(accumulate(sizes))[:-1]
 
 
-def other_cuts(problem: CutProblem, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float
+def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float
                ) -> list[tuple[int, ...]]:
     """Cuts that were not tried and that may take less than `most` seconds, those first that likely take least.
 
     These are all cuts of a chain that has few; else those where one stage of `cut` begins a block earlier or later.
     """
-    stages, blocks = problem.schedule.stages, problem.blocks
-    if comb(blocks - 1, stages - 1) <= FEW:
-        near = list(combinations(range(1, blocks), stages - 1))
-    else:
-        near = [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
-    likely, found = likely_problem(problem), dict[tuple[int, ...], float]()
-    for other in near:
-        sizes = [b - a for a, b in pairwise((0, *other, blocks))]
-        known = other in tried or min(sizes) < 1 or not np.isfinite([likely.seconds[s, n - 1] for s, n in
-                                                                     enumerate(sizes)]).all()
-        if not known:
-            found[other] = trace_cut(likely, sizes)[0]
+    stages, units = placed.schedule.stages, placed.part.units
+    every = comb(units - 1, stages - 1) <= FEW
+    near = list(combinations(range(1, units), stages - 1)) if every else _beside(cut)
+    found = {other: placed.seconds(other) for other in near if other not in tried}
     return sorted((one for one in found if found[one] < most), key=found.__getitem__)[:OTHERS]

@@ -31,7 +31,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import cut_of, cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_of, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import (
     fitting_plans,
@@ -190,6 +190,11 @@ class CutSearch:
         return tuple(flights_of(self.schedule))
 
     @property
+    def _placed(self) -> PlacedStages:
+        """What stages likely take where they lie, under what is known now."""
+        return PlacedStages(self.part, self.schedule, self.flights)
+
+    @property
     def late(self) -> Callable[[], bool]:
         """Whether the time that the search may take is over."""
         return self.part.late
@@ -244,9 +249,10 @@ class CutSearch:
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
-            for sizes in dict.fromkeys((self.answer.cut, self.answer.weakest)):
+            first = self._placed.near(cut_of(self.answer.cut), self.answer.seconds)
+            for cut in dict.fromkeys((first, cut_of(self.answer.cut), cut_of(self.answer.weakest))):
                 with suppress(OutOfTime):
-                    self._solve(cut_of(sizes), sizes == self.answer.cut)
+                    self._solve(cut, cut == first)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
         if not self.rounds and self.answer is None:
@@ -257,7 +263,7 @@ class CutSearch:
             self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
-                self._find_any(cut_of(self.answer.cut))
+                self._find_any(self._placed.near(cut_of(self.answer.cut), self.answer.seconds))
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _known_of_blends(self) -> CutSolution | None:
@@ -350,8 +356,7 @@ class CutSearch:
             return cut
         if self.rough and self.found:
             return None
-        likely = likely_problem(cut_problem(self.part, self.schedule, self.flights))
-        return roomier(self.part, self.name, cut, self.flights, lambda sizes: trace_cut(likely, sizes)[0])
+        return roomier(self.part, self.name, cut, self.flights, self._placed.seconds)
 
     def _price(self, cut: tuple[int, ...]) -> bool:
         """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
@@ -400,14 +405,14 @@ class CutSearch:
         problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
         if not self.is_closed:
             with suppress(OutOfTime):
-                self._solve_others(problem)
+                self._solve_others()
         if not self.late():
             self._least(problem, self.part.task.options.tolerance / 4)
 
-    def _solve_others(self, problem: CutProblem) -> None:
+    def _solve_others(self) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
         beside = self.found.cut if self.found else cut_of(self.answer.cut) if self.answer else ()
-        for cut in other_cuts(problem, self.tried, beside, self.seconds):
+        for cut in other_cuts(self._placed, self.tried, beside, self.seconds):
             if self.late():
                 return
             self._say("cuts beside the best")

@@ -54,6 +54,9 @@ DIVISIONS = 64
 ONE_STAGE = 1 / 16
 """The part of the limit that one search of a stage may take."""
 
+FIRST_PLAN = 1 / 4
+"""The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
+
 HURRIED = 3.0
 """Seconds that it may take where no plan is known behind the limit."""
 
@@ -124,7 +127,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                 raise
             problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
     all_bounded = True
-    _run(searches, best)
+    _run(searches, best, lambda: processor_seconds() - began > limit * FIRST_PLAN)
     rows = [*problems, *(one.row for one in searches)]
     needed = min((one.needed for part in parts.values() for one in part.every), default=inf)
     first = min(searches, key=lambda one: one.seconds)
@@ -134,16 +137,18 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                          next((one.problem for one in searches if one.problem), None))
 
 
-def _run(searches: Sequence[CutSearch], best: float) -> None:
+def _run(searches: Sequence[CutSearch], best: float, is_hurried: Callable[[], bool]) -> None:
     """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
 
-    Where cuts of a candidate were solved, others of nearly as low a bound come first.
+    Where cuts of a candidate were solved, others of nearly as low a bound come first. Where it is hurried and no plan
+    is known, those come first of which a cut is ready to be solved.
     """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
     while (left := [one for one in searches if not one.is_done]) and not left[0].late():
-        first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
+        ready = [one for one in left if one.answer is not None] if fastest() == inf and is_hurried() else []
+        first = min(ready or left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
         first.advance(fastest())
         for one in searches:
             one.best = fastest()

@@ -86,10 +86,10 @@ def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
 
 
 def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight],
-            seconds: Callable[[Sequence[int]], float]) -> tuple[int, ...] | None:
+            seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...] | None:
     """A cut whose stages fit their ranks together without a budget: this, or one found by moves; None where none was.
 
-    A move takes a unit from a stage of the fullest rank, so that the cut takes the least `seconds` by its sizes.
+    A move takes a unit from a stage of the fullest rank, so that the cut takes the least `seconds`.
     """
     seen = {cut}
     for _ in range(MOVES):
@@ -97,12 +97,11 @@ def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence
         most = max(full, key=full.__getitem__)
         if full[most] <= part.task.budget:
             return cut
-        sizes = {one: [b - a for a, b in pairwise((0, *one, part.units))]
-                 for one in _smaller(part.staged(name, cut), cut, most)}
-        near = [one for one, each in sizes.items() if min(each) > 0 and one not in seen]
+        near = [one for one in _smaller(part.staged(name, cut), cut, most)
+                if one not in seen and all(a < b for a, b in pairwise((0, *one, part.units)))]
         if not near:
             return None
-        cut = min(near, key=lambda one: seconds(sizes[one]))
+        cut = min(near, key=seconds)
         seen.add(cut)
     return None
 

@@ -18,8 +18,9 @@ layouts proved. A stage that is made of two has all that they have, and conversi
     T(a, c) >= T(a, b) + T(b, c) - apart
 
 `apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
-known of all longer ones (`search.pipeline_cuts.joined`). It is not where kernels are fused over cuts, or where units
-share a parameter. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
+known of all longer ones (`search.pipeline_cuts.joined`). Where both have units that share a parameter, which the longer
+one gathers and updates once, units of one of them count by their floors. Nothing is known of longer ones where kernels
+are fused over cuts. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
 lets all of them be. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
 under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
@@ -156,7 +157,8 @@ class StageParts(SolvedStages):
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T of every stage, [a, b], as far as it is known."""
         m, floors = self.each, self.floors()
-        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart)
+        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart,
+                             self.shared, m * floors)
                 for kept in (False, True)}
         return {flight: np.maximum(free[flight.is_several], self._every(partial(self._solved_bound, flight)))
                 for flight in flights}
@@ -171,15 +173,16 @@ class StageParts(SolvedStages):
     def least(self, weights: Weights) -> Array:
         """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
         known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0))
-        floors = np.array(self._works) @ np.array(weights[:3])
-        most = np.maximum(known, floors[None, :] - floors[:, None])
+        sums = np.array(self._works) @ np.array(weights[:3])
+        floors = np.maximum(sums[None, :] - sums[:, None], 0.0)
+        most = np.maximum(known, floors)
         if weights == self.behind:
             most = np.maximum(most, self.least(self.repeated))
         if weights in SINGLES:
             most = np.maximum(most, sum(self.least(one) for one in self.pieces))
         apart = weights[0] * self.apart if self.apart < inf else inf
         if (weights, apart) not in self._joined or not np.array_equal(self._joined[weights, apart][0], most):
-            self._joined[weights, apart] = most, joined(most, apart)
+            self._joined[weights, apart] = most, joined(most, apart, self.shared, floors)
         return self._joined[weights, apart][1]
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:

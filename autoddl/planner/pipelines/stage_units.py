@@ -253,19 +253,27 @@ class StageUnits:
     @cached_property
     def apart(self) -> float:
         """Seconds of a microbatch by which a stage may take less than two that it is made of; infinite if not known."""
-        policies, ends = self.task.options.recompute, {0, self.units - 1}
+        policies = self.task.options.recompute
         joins = {NO_RECOMPUTE, SEARCH}.intersection(policies) or all(map(is_per_block, policies))
-        shared = any(len(read) > 1 and not read <= ends for read in self._readers().values())
-        return inf if not joins or shared or self.cluster.device.compiled else self._cone[0]
+        return inf if not joins or self.cluster.device.compiled else self._cone[0]
+
+    @cached_property
+    def shared(self) -> frozenset[frozenset[int]]:
+        """Sets of units that read one parameter, where a stage may have several of them.
+
+        It has the parameter once: no stage has both the first unit and the last.
+        """
+        ends = {0, self.units - 1}
+        return frozenset(frozenset(read) for read in self._readers().values() if len(read) > 1 and not read <= ends)
 
     @cached_property
     def apart_bytes(self) -> float:
         """Bytes at `TURN` by which a stage may have less than two that it is made of; infinite if not known.
 
         What two units keep would count twice. So it is known where what crosses a place is written by the unit before
-        it, and read by the unit behind it alone.
+        it, and read by the unit behind it alone, where units share no parameter.
         """
-        if self.apart == inf:
+        if self.apart == inf or self.shared:
             return inf
         ops, made = self._ops, dict[int, int]()
         for i, op in enumerate(ops):
@@ -330,6 +338,11 @@ class StageUnits:
         seconds = lru_cache(maxsize=None)(self._least_transfer)
         return tuple(min(sum(seconds(b, *sent) for sent in sents)
                          for sents in (end if b == last else near)[b:b + most]) for b in range(self.stages - 1))
+
+    def transfer_at(self, boundary: int, place: int) -> float:
+        """Least seconds of a transfer over a boundary that lies at a place."""
+        sent = self._sent(place, boundary == self.stages - 2)
+        return sum(self._least_transfer(boundary, *one) for one in sent)
 
     def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
         """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
