@@ -21,8 +21,11 @@ __all__ = ["proof_from_json", "proof_to_json"]
 _PROOF: TypeAdapter[CutProof] = TypeAdapter(CutProof)
 
 
-def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int]) -> dict[str, Any]:
-    """The proof of a candidate, with the least seconds that it starts from, as JSON; infinite ones are null."""
+def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | None]) -> dict[str, Any]:
+    """The proof of a candidate, with the least seconds that it starts from, as JSON; infinite ones are null.
+
+    `places` are the positions of the graph behind 1, 2, .. blocks, null where no stage ends.
+    """
     def plain(array: Any) -> Any:
         """Nested lists with null for infinity."""
         if isinstance(array, list):

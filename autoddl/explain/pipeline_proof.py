@@ -24,6 +24,7 @@ from math import inf
 import numpy as np
 
 from autoddl.core.codecs import codecs_of, part_in_flight
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Tensor, graph_from_text
 from autoddl.core.hubs import needed_ops
@@ -90,8 +91,9 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             continue
         problem, proof = proof_from_json(row["proof"])
         if row["microbatches"] == plan.microbatches:
-            places, sizes = row["proof"]["places"], tuple(row.get("sizes", ()))
-            _check_floors(graph, cluster, problem, places, sizes)
+            marks, sizes = row["proof"]["places"], tuple(row.get("sizes", ()))
+            _check_floors(graph, cluster, problem, marks, sizes)
+            places = [place for place in marks if place is not None]
             _check_transfers(graph, cluster, problem, places, sizes, plan.source.get("asked", {}).get("compress", ()))
         assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
             f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
@@ -102,27 +104,33 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
                           paths, without)
 
 
-def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int], sizes: Sequence[int]
-                  ) -> None:
+def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Sequence[int | None],
+                  sizes: Sequence[int]) -> None:
     """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins.
 
-    `sizes` are the ranks of every stage; none: all have as many.
+    `marks` are the positions behind 1, 2, .. blocks, None where no stage ends; `sizes` the ranks of every stage, none
+    where all have as many.
     """
-    stages, units = problem.seconds.shape[:2]
+    stages, blocks = problem.seconds.shape[:2]
     alive = replace(graph, ops=needed_ops(graph), outputs=graph.outputs[:1])
     flows, parts = alive.differentiable(), part_clusters(cluster, len(problem.schedule.actions), sizes)
     splits = any(action.kind == "W" for action in problem.schedule)
     weights = weights_of(alive) if splits else frozenset[int]()
-    every = {part: np.array(floor_sums(alive, part, flows, weights, (0, *places, len(alive.ops)))) for part in
-             dict.fromkeys(parts)}
+    real = {0: 0} | {n: place for n, place in enumerate(marks, start=1) if place is not None} | {blocks: len(alive.ops)}
+    ends = sorted(real)
+    every = {part: dict(zip(ends, map(np.array, floor_sums(alive, part, flows, weights, [real[n] for n in ends])),
+                            strict=True)) for part in dict.fromkeys(parts)}
     for s, at in enumerate(problem.schedule.placement[0]):
-        sums = every[parts[at]]
-        for n in range(1, units - stages + 2):
-            begins = [0] if s == 0 else [units - n] if s == stages - 1 else range(s, units - n - (stages - 1 - s) + 1)
-            least = np.min([sums[a + n] - sums[a] for a in begins], axis=0)
+        sums, last = every[parts[at]], len(ends) - 1 - (stages - 1 - s)
+        found = dict[int, list[Array]]()
+        for a in ends[:1] if s == 0 else ends[s:last]:
+            for b in ends[-1:] if s == stages - 1 else ends[s + 1:last + 1]:
+                found.setdefault(b - a, []).append(sums[b] - sums[a])
+        for n in range(1, blocks + 1):
             claimed = problem.seconds[s, n - 1, :3]
+            least = np.min(found.get(n, [np.full(3, inf)]), axis=0)
             assert not np.isfinite(claimed).all() or (claimed <= least * (1 + SAME) + 1e-15).all(), \
-                f"stage {s} with {n} units is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"
+                f"stage {s} with {n} blocks is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"
 
 
 def _check_transfers(graph: Graph, cluster: Cluster, problem: CutProblem, places: Sequence[int],

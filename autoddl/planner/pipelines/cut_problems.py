@@ -1,8 +1,9 @@
 """Turns what is known of the stages of one candidate into the problem over its cuts (`search.pipeline_cuts`).
 
-A stage s of n units may begin at several places a. The problem has the least of what is known of them:
+A stage s of n blocks may begin at several places a. A block is a unit, or a part of one where units differ
+(`StageUnits.lengths`). The problem has the least of what is known of them:
 
-    seconds[s, n] = min over a of  what is known of the stage from place a to place a + n
+    seconds[s, n] = min over a of  what is known of the stage of n blocks from place a on
 
 That bounds all cuts. Where units differ, as those of an encoder and a decoder do, a cut may take far more. So cuts to
 be solved are found by what is known of their stages where these lie (`PlacedStages`). The first is that of the least
@@ -11,11 +12,10 @@ sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import combinations, pairwise
 from math import comb, inf
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
@@ -24,7 +24,7 @@ from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 
-__all__ = ["PlacedStages", "cut_of", "cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["PlacedStages", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
@@ -54,7 +54,7 @@ class _Known:
 
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
                 ) -> CutProblem:
-    """The least seconds of every stage with every number of units, wherever it may begin."""
+    """The least seconds of every stage with every number of blocks, wherever it may begin."""
     m, sides = part.each, (0.0, *part.transfers, 0.0)
     known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
     own = [known_of[part.on(s)] for s in range(part.stages)]
@@ -89,22 +89,19 @@ def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
 
 
 def _by_stage(part: StageParts, values: Sequence[Array]) -> Array:
-    """[s, n - 1]: the least of values[s][a, a + n] over the places a at which stage s may begin with n units.
+    """[s, n - 1]: the least of values[s][a, b] over the places a and b between which stage s may have n blocks.
 
-    Every other stage has one unit at least. It is infinite where that cannot be.
+    It is infinite where that cannot be.
     """
-    units, stages, each = part.units, np.arange(part.stages), np.stack(values)
-    found = np.full((part.stages, units), inf)
-    for n in range(1, units - part.stages + 2):
-        begins = np.diagonal(each, n, axis1=1, axis2=2)
-        found[:, n - 1] = sliding_window_view(begins, units - n - part.stages + 2, axis=1)[stages, stages].min(axis=1)
-        found[[0, -1], n - 1] = begins[0, 0], begins[-1, -1]
+    found = np.full((part.stages, part.ends[-1]), inf)
+    for row, each, (blocks, at, first) in zip(found, values, part.stretches, strict=True):
+        row[blocks - 1] = np.minimum.reduceat(each.ravel()[at], first)
     return found
 
 
 def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
-    """Tells what is known of stages of a part under a price, with every number of units, wherever they may begin."""
-    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.units))
+    """Tells what is known of stages of a part under a price, with every number of blocks, wherever they may begin."""
+    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.ends[-1]))
     for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
         least = _by_stage(part, [part.priced(flights[s], weights, one.price)] * part.stages)[s]
         sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
@@ -183,11 +180,6 @@ def likely_problem(problem: CutProblem) -> CutProblem:
         seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
         seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
     return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
-
-
-def cut_of(sizes: Sequence[int]) -> tuple[int, ...]:
-    """The units at which stages but the first begin, by the numbers of units of all stages."""
-    return tuple(accumulate(sizes))[:-1]
 
 
 def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float

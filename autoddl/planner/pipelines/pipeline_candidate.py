@@ -31,7 +31,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_of, cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import (
     fitting_plans,
@@ -99,7 +99,7 @@ class Alternative:
     nbytes: float | None
     bound: float
     detail: str
-    proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
     sizes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -170,7 +170,7 @@ class CutSearch:
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: frozenset[tuple[int, ...]] = frozenset()
     bound: float = 0.0
-    proof: tuple[CutProblem, CutProof, tuple[int, ...]] | None = None
+    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
     answer: CutSolution | None = None
     rounds: int = 0
     stale: int = 0
@@ -249,8 +249,8 @@ class CutSearch:
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
-            first = self._placed.near(cut_of(self.answer.cut), self.answer.seconds)
-            for cut in dict.fromkeys((first, cut_of(self.answer.cut), cut_of(self.answer.weakest))):
+            first = self._placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds)
+            for cut in dict.fromkeys((first, self.part.cut_of(self.answer.cut), self.part.cut_of(self.answer.weakest))):
                 with suppress(OutOfTime):
                     self._solve(cut, cut == first)
             self.rounds += 1
@@ -263,7 +263,7 @@ class CutSearch:
             self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
-                self._find_any(self._placed.near(cut_of(self.answer.cut), self.answer.seconds))
+                self._find_any(self._placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds))
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _known_of_blends(self) -> CutSolution | None:
@@ -299,7 +299,7 @@ class CutSearch:
         try:
             bound, proof = bound_of_paths(problem, self.paths, partial(trace_mean, likely_problem(problem)))
             if bound > self.bound:
-                self.bound, self.proof = bound, (problem, proof, self.part.places)
+                self.bound, self.proof = bound, (problem, proof, self.part.marks)
         except InputError:
             self.bound, self.proof, self.ended = inf, None, STARVED
 
@@ -321,7 +321,7 @@ class CutSearch:
         self.paths = answer.paths
         if answer.bound > self.bound:
             rises = answer.bound * (1 - self.part.task.options.tolerance) > self.bound
-            self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.places)
+            self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.marks)
             self.stale = 0 if rises else self.stale
         return answer
 
@@ -411,7 +411,7 @@ class CutSearch:
 
     def _solve_others(self) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
-        beside = self.found.cut if self.found else cut_of(self.answer.cut) if self.answer else ()
+        beside = self.found.cut if self.found else self.part.cut_of(self.answer.cut) if self.answer else ()
         for cut in other_cuts(self._placed, self.tried, beside, self.seconds):
             if self.late():
                 return

@@ -15,11 +15,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from itertools import combinations, pairwise
+from itertools import accumulate, combinations, pairwise
 from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.cost_table import Array
@@ -54,6 +55,14 @@ from autoddl.pricing.price import Pricing
 from autoddl.search.limits import Late, never
 
 __all__ = ["StageUnits", "structure"]
+
+Indices = NDArray[np.intp]
+
+ALIKE = 1.3
+"""The factor between the work of units that count as alike."""
+
+BLOCKS = 96
+"""Blocks of about equal work in which a chain of units that are not alike is measured."""
 
 
 def structure(graph: Graph) -> str:
@@ -149,14 +158,65 @@ class StageUnits:
 
     @cached_property
     def cluster(self) -> Cluster:
-        """The part of the cluster of one stage."""
-        at = self.sizes.index(self.size) if self.sizes else 0
+        """The part of the cluster of one stage; the first of parts of different sizes where it is of no one size."""
+        at = self.sizes.index(self.size) if self.size else 0
         return part_clusters(self.task.cluster, self.parts, self.sizes)[at]
 
     @property
     def ranks(self) -> tuple[Ranks, ...]:
         """By part, its ranks."""
         return ranks_of_parts(self.task.cluster, self.parts, self.sizes)
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """By unit, its length in blocks of about equal work: 1 of each where units take about as long.
+
+        What a stage of so many blocks takes hardly depends on where it begins then.
+        """
+        works = [sum(behind) - sum(before) for before, behind in pairwise(self._works)]
+        inner = [work for work in works[1:-1] if work > 0]
+        if not inner or max(inner) <= ALIKE * min(inner):
+            return (1,) * self.units
+        block = max(min(inner), sum(works) / BLOCKS)
+        return tuple([max(1, round(work / block)) for work in works])
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """The blocks before every unit, and all."""
+        return (0, *accumulate(self.lengths))
+
+    @property
+    def marks(self) -> tuple[int | None, ...]:
+        """By number of blocks, from 1 on, the place behind them; None where they end inside a unit."""
+        found: list[int | None] = [None] * (self.ends[-1] - 1)
+        for at, place in zip(self.ends[1:-1], self.places, strict=True):
+            found[at - 1] = place
+        return tuple(found)
+
+    def cut_of(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        """The units at which stages but the first begin, by the numbers of blocks of all stages: those nearest."""
+        found, least = list[int](), 1
+        for s, at in enumerate(accumulate(sizes[:-1])):
+            most = self.units - (len(sizes) - 1 - s)
+            found.append(min(range(least, most + 1), key=lambda k: abs(self.ends[k] - at)))
+            least = found[-1] + 1
+        return tuple(found)
+
+    @cached_property
+    def stretches(self) -> tuple[tuple[Indices, Indices, Indices], ...]:
+        """By stage, (numbers of blocks, stages by their blocks, where those of each number begin among them).
+
+        A stage is the index of [a, b] in a flat table. Every other stage has one unit at least.
+        """
+        found = []
+        for s in range(self.stages):
+            begins = range(1) if s == 0 else range(s, self.units - (self.stages - 1 - s))
+            ends = [self.units] if s == self.stages - 1 else range(1, self.units - (self.stages - 1 - s) + 1)
+            pairs = sorted((self.ends[b] - self.ends[a], a * (self.units + 1) + b)
+                           for a in begins for b in ends if a < b)
+            blocks, first = np.unique([n for n, _ in pairs], return_index=True)
+            found.append((blocks, np.array([at for _, at in pairs]), first))
+        return tuple(found)
 
     @cached_property
     def _works(self) -> tuple[tuple[float, float, float], ...]:
