@@ -153,8 +153,8 @@ def joined(least: Array, apart: float, shared: Collection[frozenset[int]] = (), 
         floors   [a, b], seconds that hold without what is shared; 0 where this is None
 
     The greatest solution of  x[a, c] = max(least[a, c], max over b of x[a, b] + x[b, c] - apart),  shortest first.
-    Where both stages have units that share something, one of them is counted without: by y, the same of stages without
-    such units, and of floors.
+    Where both stages have units that share something, one of them counts by y. That is the same of floors, and of
+    stages without such units.
     """
     if not shared or apart == math.inf:
         return _longer(least, apart)

@@ -232,6 +232,11 @@ class CutSearch:
         """Whether nothing is left that raises the bound or finds a better pipeline."""
         return bool(self.ended) or self.is_closed
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a first cut is known that is to be solved."""
+        return self.answer is not None and not self.rounds
+
     def advance(self, best: float) -> None:
         """Solves the cuts that are least, and finds the bound of what is known then; at first that of paths alone.
 

@@ -54,7 +54,7 @@ DIVISIONS = 64
 ONE_STAGE = 1 / 16
 """The part of the limit that one search of a stage may take."""
 
-FIRST_PLAN = 1 / 4
+FIRST_PLAN = 1 / 2
 """The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
 
 HURRIED = 3.0
@@ -141,13 +141,13 @@ def _run(searches: Sequence[CutSearch], best: float, is_hurried: Callable[[], bo
     """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
 
     Where cuts of a candidate were solved, others of nearly as low a bound come first. Where it is hurried and no plan
-    is known, those come first of which a cut is ready to be solved.
+    is known, those come first of which a first cut is ready to be solved.
     """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
     while (left := [one for one in searches if not one.is_done]) and not left[0].late():
-        ready = [one for one in left if one.answer is not None] if fastest() == inf and is_hurried() else []
+        ready = [one for one in left if one.is_ready] if fastest() == inf and is_hurried() else []
         first = min(ready or left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
         first.advance(fastest())
         for one in searches:

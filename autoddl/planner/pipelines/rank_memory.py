@@ -2,8 +2,8 @@
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
 way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The first plans of a
-cut are made roughly. The prices between which the fullest rank fits are those of all ranks then, and what was found of
-stages with more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
+cut are made roughly. Then the prices between which the fullest rank fits serve all ranks. What was found of stages with
+more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
 `rank_prices` finds what stages take at least, counted as on the path on which a rank is most busy.
 """
 
@@ -46,6 +46,9 @@ ROOM = 0.2
 
 GUESS = 0.1
 """The first price of the whole budget, in seconds of the stages."""
+
+DEAREST = 10.0
+"""The price of a whole budget, in seconds of the stages without one: what does not fit there is not looked for."""
 
 ROUGH = 0.01
 """The gap at which the budget of a rank is divided too."""
@@ -277,6 +280,8 @@ def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -
         sizes = [plan.predicted.peak_bytes for plan in plans]
         if sum(sizes) > budget:
             low = at
+            if price * budget > DEAREST * _seconds([front[0] for front in fronts]):
+                break
         else:
             high, near = at, sizes
         if high - low <= 1:

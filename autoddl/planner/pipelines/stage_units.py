@@ -331,7 +331,7 @@ class StageUnits:
         """Bytes at `TURN` by which a stage may have less than two that it is made of; infinite if not known.
 
         What two units keep would count twice. So it is known where what crosses a place is written by the unit before
-        it, and read by the unit behind it alone, where units share no parameter.
+        it and read by the one behind it alone. Units must share no parameter.
         """
         if self.apart == inf or self.shared:
             return inf
