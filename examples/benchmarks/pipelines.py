@@ -66,6 +66,49 @@ def encoder() -> nn.Module:
         return Encoder()
 
 
+class CrossAttention(nn.Module):
+    """Attention to the memory of an encoder."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm, self.query = heads, nn.LayerNorm(width), nn.Linear(width, width)
+        self.keys, self.out = nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for part in (self.query(self.norm(x)), *self.keys(memory).chunk(2, -1)))
+        found: Tensor = x + self.out(functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return found
+
+
+class EncoderDecoder(nn.Module):
+    """12 and 12 blocks of 2,048, which share an embedding of 32,128 tokens; 96 pairs of 512 tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.norm, self.head = nn.Embedding(32128, 2048), nn.LayerNorm(2048), nn.Linear(2048, 32128)
+        self.encoder, self.decoder = (nn.ModuleList(ParallelBlock(2048, 16) for _ in range(12)) for _ in range(2))
+        self.cross = nn.ModuleList(CrossAttention(2048, 16) for _ in range(12))
+
+    def example_inputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        one, two, three = (torch.empty(96, 512, dtype=torch.long, device="meta") for _ in range(3))
+        return one, two, three
+
+    def forward(self, source: Tensor, target: Tensor, labels: Tensor) -> Tensor:
+        memory, x = self.tokens(source), self.tokens(target)
+        for block in self.encoder:
+            memory = block(memory)
+        for block, cross in zip(self.decoder, self.cross, strict=True):
+            x = cross(block(x), memory)
+        return functional.cross_entropy(self.head(self.norm(x)).flatten(0, 1), labels.flatten())
+
+
+def encoder_decoder() -> nn.Module:
+    """The encoder and decoder, without values."""
+    with torch.device("meta"):
+        return EncoderDecoder()
+
+
 THREE = {"stages": (1, 2, 3, 6), "microbatches": (8, 16), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
          "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 60.0}
 
@@ -91,6 +134,8 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
         "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
     "encoder": (encoder, "l40s-6x4.yaml", THREE),
     "encoder of 14 GB": (encoder, "l40s-6x4.yaml", THREE | {"budget": 14e9}),
+    "pairs": (encoder_decoder, "l40s-6x4.yaml", THREE | {"stages": (3, 6), "schedule": ("1f1b", "zb-h1"),
+                                                         "stages_limit": 120.0}),
 }
 
 

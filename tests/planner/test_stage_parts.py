@@ -19,6 +19,7 @@ from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.cut_problems import _by_stage
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
@@ -289,6 +290,28 @@ def test_stages_of_fused_ops_are_not_joined() -> None:
     device = replace(fused.task.cluster.device, compiled=True)
     fused.task = replace(fused.task, cluster=replace(fused.task.cluster, device=device))
     assert fused.apart == float("inf") > _parts(1e9).apart >= 0.0
+
+
+def test_a_chain_of_unlike_units_is_measured_in_blocks_of_equal_work() -> None:
+    """Layers of 64 x 64 and 64 x 512 numbers: a stage of so many blocks takes as long wherever it begins."""
+    widths = (64, 64, 512, 64, 64, 512, 64, 64)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(Chain(widths), TWO_BY_TWO, torch.randn(64, 64), options, "chain", None)
+    parts = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), ((0, 1, 0, 1),))
+    assert max(parts.lengths) > 2 and min(parts.lengths) == 1 and sum(parts.lengths) == parts.ends[-1] <= 110
+    assert [place for place in parts.marks if place is not None] == list(parts.places)
+    assert [n for n, place in enumerate(parts.marks, start=1) if place is not None] == list(parts.ends[1:-1])
+    known = np.random.default_rng(0).random((parts.units + 1, parts.units + 1))
+    table, least = _by_stage(parts, [known] * 4), np.full((4, parts.ends[-1]), inf)
+    for cut in combinations(range(1, parts.units), 3):
+        stages = list(pairwise((0, *cut, parts.units)))
+        sizes = [parts.ends[b] - parts.ends[a] for a, b in stages]
+        assert parts.cut_of(sizes) == cut
+        for s, (n, at) in enumerate(zip(sizes, stages, strict=True)):
+            least[s, n - 1] = min(least[s, n - 1], known[at])
+    assert (table == least).all()
+    alike = StageParts(_task(), 2, 2, 4, places_of(_task().variant(4).original, ()), ONE_PIPE)
+    assert set(alike.lengths) == {1} and alike.marks == alike.places
 
 
 class _Again(nn.Module):
