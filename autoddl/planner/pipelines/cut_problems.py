@@ -132,7 +132,7 @@ class PlacedStages:
         if any(a >= b or self._totals[s][a, b] == inf for s, (a, b) in enumerate(ends)):
             return inf
         stages = [StageSeconds(*self._seconds[s][at].tolist()) for s, at in enumerate(ends)]
-        return critical_path(self.schedule, stages, [self.part.transfer_at(b, k - 1) for b, k in enumerate(cut)])[0]
+        return critical_path(self.schedule, stages, [self.part.transfers_at[b][k - 1] for b, k in enumerate(cut)])[0]
 
     def balanced(self) -> tuple[int, ...] | None:
         """The cut of the least sum of T^8; None where every cut has a stage without a plan."""

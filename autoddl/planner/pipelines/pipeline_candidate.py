@@ -254,10 +254,7 @@ class CutSearch:
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
-            first = self._placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds)
-            for cut in dict.fromkeys((first, self.part.cut_of(self.answer.cut), self.part.cut_of(self.answer.weakest))):
-                with suppress(OutOfTime):
-                    self._solve(cut, cut == first)
+            self._solve_answer(self.answer)
             self.rounds += 1
         self.best = min(self.best, self.seconds)
         if not self.rounds and self.answer is None:
@@ -329,6 +326,16 @@ class CutSearch:
             self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.marks)
             self.stale = 0 if rises else self.stale
         return answer
+
+    def _solve_answer(self, answer: CutSolution) -> None:
+        """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried."""
+        asked, stale = [self.part.cut_of(sizes) for sizes in (answer.cut, answer.weakest)], self.stale
+        first = self._placed.near(asked[0], answer.seconds)
+        for cut in dict.fromkeys((first, *asked)):
+            with suppress(OutOfTime):
+                self._solve(cut, cut == first)
+            if cut not in asked:
+                self.stale = stale
 
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.

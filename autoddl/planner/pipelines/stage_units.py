@@ -392,17 +392,17 @@ class StageUnits:
         They are those of what the unit behind it reads, or of all that the last stage does. What only later units read
         may be sent to a later stage, and counts there (`staged_steps.boundary_seconds`).
         """
-        most, last = len(self.places) - (self.stages - 2), self.stages - 2
-        places = range(len(self.places))
+        most = len(self.places) - (self.stages - 2)
+        return tuple(min(row[b:b + most]) for b, row in enumerate(self.transfers_at))
+
+    @cached_property
+    def transfers_at(self) -> tuple[tuple[float, ...], ...]:
+        """By boundary and place, the least seconds of a transfer over the boundary if it lies there."""
+        places, last = range(len(self.places)), self.stages - 2
         near, end = ([tuple(self._sent(k, to_the_end)) for k in places] for to_the_end in (False, True))
         seconds = lru_cache(maxsize=None)(self._least_transfer)
-        return tuple(min(sum(seconds(b, *sent) for sent in sents)
-                         for sents in (end if b == last else near)[b:b + most]) for b in range(self.stages - 1))
-
-    def transfer_at(self, boundary: int, place: int) -> float:
-        """Least seconds of a transfer over a boundary that lies at a place."""
-        sent = self._sent(place, boundary == self.stages - 2)
-        return sum(self._least_transfer(boundary, *one) for one in sent)
+        return tuple(tuple(sum(seconds(b, *sent) for sent in sents) for sents in (end if b == last else near))
+                     for b in range(self.stages - 1))
 
     def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
         """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
