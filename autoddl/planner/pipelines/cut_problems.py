@@ -115,16 +115,15 @@ class PlacedStages:
 
     def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> None:
         self.part, self.schedule, m = part, schedule, part.each
-        known = {one: (np.stack(one.floor_passes()), one.least(one.repeated) / m, one.wholes(set(flights)))
+        known = {one: (np.stack(one.floor_passes(), axis=2), one.least(one.repeated) / m, one.wholes(set(flights)))
                  for one in part.every}
         self._seconds, self._totals = list[Array](), list[Array]()
         for s, flight in enumerate(flights):
             passes, both, wholes = known[part.on(s)]
-            with np.errstate(invalid="ignore", divide="ignore"):
-                passes = passes * np.nan_to_num(np.maximum(both / passes.sum(axis=0), 1.0), nan=1.0, posinf=1.0)
-                once = np.nan_to_num(np.maximum(wholes[flight] - m * passes.sum(axis=0), 0.0), posinf=0.0)
-            self._seconds.append(np.stack([*passes, np.zeros_like(once), once, np.zeros_like(once)], axis=2))
-            self._totals.append(np.where(np.isfinite(wholes[flight]), m * passes.sum(axis=0) + once, inf))
+            seconds = _likely(np.concatenate([passes, np.zeros_like(passes)], axis=2), both, wholes[flight], m)
+            total = m * seconds[:, :, :3].sum(axis=2) + seconds[:, :, 4]
+            self._seconds.append(seconds)
+            self._totals.append(np.where(np.isfinite(wholes[flight]), total, inf))
 
     def seconds(self, cut: Sequence[int]) -> float:
         """The seconds of the pipeline; infinite where a stage has no plan."""
@@ -174,12 +173,20 @@ def _beside(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def likely_problem(problem: CutProblem) -> CutProblem:
     """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
-    (weights, total), least = problem.known[0], problem.seconds[:, :, :3].sum(axis=2)
+    weights, total = problem.known[0]
     assert problem.whole is not None
-    with np.errstate(invalid="ignore"):
-        seconds = problem.seconds * np.nan_to_num(np.maximum(problem.whole / least, 1.0), nan=1.0)[:, :, None]
-        seconds[:, :, 4] += np.maximum(total - weights[0] * seconds[:, :, :3].sum(axis=2), 0.0)
+    seconds = _likely(problem.seconds, problem.whole, total, weights[0])
     return replace(problem, seconds=np.where(np.isfinite(problem.seconds), seconds, inf))
+
+
+def _likely(seconds: Array, both: Array, total: Array, microbatches: float) -> Array:
+    """[.., term]: least seconds whose forward and backward add up to `both`; what is left of `total` is reduction."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        times = np.nan_to_num(np.maximum(both / seconds[..., :3].sum(axis=-1), 1.0), nan=1.0, posinf=1.0)
+        found: Array = seconds * times[..., None]
+        left = np.maximum(total - microbatches * found[..., :3].sum(axis=-1), 0.0)
+    found[..., 4] += np.nan_to_num(left, posinf=0.0)
+    return found
 
 
 def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float
