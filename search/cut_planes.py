@@ -13,6 +13,8 @@ path that is critical at no cut may be the best to mix.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +67,20 @@ TraceMean = Callable[[Sequence[tuple[int, ...]], Sequence[float]], tuple[float, 
 """Cuts and their shares -> the same where each stage takes the mean of its seconds in these cuts."""
 
 
-@dataclass(slots=True)
+class BoxBlend(NamedTuple):
+    """The blend that says most of a box.
+
+        mixtures    it and it as it is priced, each by itself, and those sought before it; the best last
+        parts       by blend its paths with their weights
+        mean        the fractional cut of which it says least
+    """
+
+    mixtures: list[Mixture]
+    parts: tuple[Blend, ...]
+    mean: tuple[float, ...]
+
+
+@dataclass
 class CutPlanes:
     """The cuts that were traced, and the paths that are known.
 
@@ -80,11 +95,12 @@ class CutPlanes:
         paths        the paths and blends, also as they are priced
         trails       for each its tasks, the numbers and weights of its parts, or what it is with a price
         known        by its counts, the number of each
+        bare         numbers of those whose tables have the seconds of their terms alone
         tables       for each path [stage, blocks] seconds
         fixed        for each path the seconds of its transfers
         seen         cut -> exact seconds
         traced       cut -> seconds as traced
-        stacked      tables and fixed seconds as arrays
+        stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
     """
@@ -99,11 +115,12 @@ class CutPlanes:
     paths: list[PathBound] = field(default_factory=list)
     trails: list[Trail] = field(default_factory=list)
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
+    bare: set[int] = field(default_factory=set)
     tables: list[Array] = field(default_factory=list)
     fixed: list[float] = field(default_factory=list)
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
     traced: dict[tuple[int, ...], float] = field(default_factory=dict)
-    stacked: tuple[Array, Array] | None = None
+    stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
 
@@ -124,25 +141,37 @@ class CutPlanes:
         return min(self.seen[self.best] * (1 - self.tolerance), self.ceiling)
 
     @property
-    def all(self) -> tuple[Array, Array]:
-        """(tables, fixed seconds) of all paths."""
-        if self.stacked is None or len(self.stacked[1]) < len(self.fixed):
-            self.stacked = np.stack(self.tables), np.array(self.fixed, dtype=float)
+    def all(self) -> tuple[NDArray[np.intp], Array, Array]:
+        """(numbers, tables, fixed seconds) of all paths that are not bare."""
+        if self.stacked is None or len(self.stacked[0]) < len(self.paths) - len(self.bare):
+            rows = np.array([q for q in range(len(self.paths)) if q not in self.bare], dtype=np.intp)
+            self.stacked = rows, np.stack([self.tables[q] for q in rows]), np.array(
+                [self.fixed[q] for q in rows], dtype=float)
         return self.stacked
 
-    def add_all(self, paths: Sequence[PathBound], parts: Mixture = ()) -> None:
-        """Adds the paths of which none with the same counts is known; `parts` are those of a blend."""
+    def add_all(self, paths: Sequence[PathBound], parts: Mixture = (), *, bare: bool = False) -> None:
+        """Adds the paths of which none with the same counts is known; `parts` are those of a blend.
+
+        A `bare` path has the seconds of its terms alone until it is added otherwise: parts of a blend need no more.
+        """
         new = dict[tuple[object, ...], PathBound]()
         for path in paths:
-            if (path.stages, path.transfers) not in self.known:
+            number = self.known.get((path.stages, path.transfers))
+            if number is None or (not bare and number in self.bare):
                 new.setdefault((path.stages, path.transfers), path)
-        for (key, path), table in zip(new.items(), path_tables(self.problem, [*new.values()]), strict=True):
+        for (key, path), table in zip(new.items(), path_tables(self.problem, [*new.values()], bare), strict=True):
             sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
+            if key in self.known:
+                self.bare.remove(self.known[key])
+                self.tables[self.known[key]], self.stacked = table, None
+                continue
+            if bare:
+                self.bare.add(len(self.paths))
             self._append(key, path, parts or path.path, table, sent)
 
-    def add(self, path: PathBound, parts: Mixture = ()) -> int:
+    def add(self, path: PathBound, parts: Mixture = (), *, bare: bool = False) -> int:
         """Adds a path, or a blend of some, unless one with its counts is known; returns its number."""
-        self.add_all([path], parts)
+        self.add_all([path], parts, bare=bare)
         return self.known[path.stages, path.transfers]
 
     def _append(self, key: tuple[object, ...], path: PathBound, trail: Trail, table: Array, fixed: float) -> None:
@@ -160,7 +189,8 @@ class CutPlanes:
         if not self.problem.priced:
             return
         values = self.at([cut])[:, 0]
-        order = [q for q in np.argsort(-values, kind="stable").tolist() if not isinstance(self.trails[q], PricedPath)]
+        order = [q for q in np.argsort(-values, kind="stable").tolist()
+                 if q not in self.bare and not isinstance(self.trails[q], PricedPath)]
         paths = [q for q in order if self.paths[q].path]
         chosen = [*(q for q in order if not self.paths[q].path), *paths[:DEAREST], *self._counting(paths)]
         for q in dict.fromkeys(chosen):
@@ -183,15 +213,16 @@ class CutPlanes:
 
     def add_blend(self, blend: Blend) -> int:
         """Adds the paths of a blend, and the blend; returns its number."""
-        return self.add(blended(blend), tuple((self.add(path), weight) for path, weight in blend))
+        return self.add(blended(blend), tuple((self.add(path, bare=True), weight) for path, weight in blend))
 
-    def blend(self, box: Box, least: Sequence[Array]) -> list[Mixture]:
-        """Adds the blend that says most of a box, and it as it is priced; returns each by itself, the best last.
+    def blend(self, box: Box, least: Sequence[Array], begun: Sequence[PathBound] = ()) -> BoxBlend:
+        """Adds the blend that says most of a box, and it as it is priced; begins with some paths.
 
         `least` are, for each group and option, seconds that no cut of the box with that option is below. The linear
         program has the options of the least. Where the blend is least with others, it has these too.
         """
         assert self.stages is not None
+        paths, parts = begun or self.begun(), list[Blend]()
         chosen, found, cut = [set(np.argsort(one, kind="stable")[:COLUMNS].tolist()) for one in least], list[
             Mixture](), self.even(box)
         for k in range(MORE):
@@ -201,7 +232,9 @@ class CutPlanes:
             if k and sum(map(len, chosen)) == before:
                 break
             options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
-            most, made = best_blend(self.problem, box.groups, options, self._begun(), self.stages)
+            most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages)
+            paths = [path for path, _ in made]
+            parts.append(made)
             known = len(self.paths)
             number = self.add_blend(made)
             value, cut = least_cut(box, self.tables[number])
@@ -210,6 +243,16 @@ class CutPlanes:
             found += [((q, 1.0),) for q in (number, *new)]
             if value + self.fixed[number] >= most * (1 - CLOSE):
                 break
+        return BoxBlend(found, tuple(parts), mean)
+
+    def blend_again(self, box: Box, parts: Sequence[Blend]) -> list[Mixture]:
+        """Adds blends that were found before, and each as it is priced where it is least in a box; each by itself."""
+        found = list[Mixture]()
+        for blend in parts:
+            known, number = len(self.paths), self.add_blend(blend)
+            self.add_priced(least_cut(box, self.tables[number])[1])
+            new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
+            found += [((q, 1.0),) for q in (number, *new)]
         return found
 
     def blend_at(self, cut: tuple[int, ...]) -> bool:
@@ -219,15 +262,15 @@ class CutPlanes:
         self.closely.add(cut)
         options = [np.array([[n]]) for n in cut]
         groups = [(s,) for s in range(len(cut))]
-        self.add_blend(best_blend(self.problem, groups, options, self._begun(), self.stages)[1])
+        self.add_blend(best_blend(self.problem, groups, options, self.begun(), self.stages)[1])
         self.add_priced(cut)
         return True
 
-    def _begun(self) -> list[PathBound]:
+    def begun(self) -> list[PathBound]:
         """The paths with which a blend begins: the greatest at each of the least cuts that were traced."""
         cuts = sorted(self.traced, key=self.traced.__getitem__)[:COLUMNS]
         order = np.argsort(-self.at(cuts), axis=0, kind="stable") if cuts else np.arange(len(self.paths))[:, None]
-        plain = [q for q in dict.fromkeys(order[:TOP].T.ravel().tolist()) if self.paths[q].path]
+        plain = [q for q in dict.fromkeys(order[:TOP].T.ravel().tolist()) if self.paths[q].path and q not in self.bare]
         return [self.paths[q] for q in plain]
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
@@ -239,8 +282,18 @@ class CutPlanes:
         if cut not in self.seen and (not self.seen or self._likely(cut) < self.seen[self.best]):
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
 
+    @cached_property
+    def every(self) -> dict[tuple[int, ...], float]:
+        """By cut of which all plans were looked at, the least seconds."""
+        return {one.cut: one.seconds for one in self.problem.every}
+
     def _likely(self, cut: tuple[int, ...]) -> float:
-        """Seconds of a cut as traced, or of a path with all that is known, where these are clearly more."""
+        """Seconds of a cut as traced, or of a path with all that is known, where these are clearly more.
+
+        Where all plans were looked at, these are the seconds.
+        """
+        if cut in self.every:
+            return self.every[cut]
         most = float(self.at([cut]).max())
         return most if most > self.traced[cut] * (1 + SAME) else self.traced[cut]
 
@@ -250,13 +303,15 @@ class CutPlanes:
         return least_cut(box, np.concatenate([np.zeros((len(whole), 1)), whole ** 2], axis=1))[1]
 
     def at(self, cuts: Sequence[Sequence[int]] | NDArray[np.intp]) -> Array:
-        """[path, cut] seconds of every path at these cuts."""
-        tables, fixed = self.all
+        """[path, cut] seconds of every path at these cuts; of bare ones nothing is known: they are below all."""
+        rows, tables, fixed = self.all
         chosen = np.asarray(cuts)
         total = np.repeat(fixed[:, None], len(chosen), axis=1)
         for stage in range(chosen.shape[1]):
             total += tables[:, stage, chosen[:, stage]]
-        return total
+        found = np.full((len(self.paths), len(chosen)), -np.inf)
+        found[rows] = total
+        return found
 
     def improve(self, cut: tuple[int, ...], most: int = 60) -> None:
         """Moves a block from one stage to another, where no path says that this takes longer or is above the goal.
@@ -273,7 +328,7 @@ class CutPlanes:
 
     def _neighbour(self, cut: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         """(greatest path there, the neighbour of a cut where that is least), of those not traced."""
-        tables, fixed = self.all
+        _, tables, fixed = self.all
         stages, at, possible = np.arange(len(cut)), np.array(cut), self.possible
         here = tables[:, stages, at]
         above, below = np.minimum(at + 1, self.problem.blocks), at - 1
@@ -293,7 +348,7 @@ class CutPlanes:
 
         They are few that rule out what any path rules out, and the best for each option of the group that bounds best.
         """
-        tables, fixed = self.all
+        rows, tables, fixed = self.all
         least = [one + fixed[:, None] for one in least_with_options(box, tables)]
         left, used = np.concatenate(least, axis=1) >= self.goal, set()
         while (counts := left.sum(axis=1)).any():
@@ -302,7 +357,7 @@ class CutPlanes:
         bounding = max(least, key=lambda one: float(one.max(axis=0).min()))
         used |= set(bounding.argmax(axis=0).tolist())
         chosen = sorted(used)
-        return [one[chosen].max(axis=0) for one in least], [((path, 1.0),) for path in chosen]
+        return [one[chosen].max(axis=0) for one in least], [((int(rows[path]), 1.0),) for path in chosen]
 
     def mix(self, cuts: Sequence[tuple[int, ...]], used: Mixture = ()) -> tuple[Mixture, float]:
         """(the mixture whose least over these cuts is greatest, that least).

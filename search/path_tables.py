@@ -17,6 +17,7 @@ of the blend. That its terms are those of one plan of a stage on all of its path
 """
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -50,16 +51,20 @@ LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
 
 
-def path_tables(problem: CutProblem, paths: Sequence[PathBound]) -> list[Array]:
+def path_tables(problem: CutProblem, paths: Sequence[PathBound], bare: bool = False) -> list[Array]:
     """[stage, blocks] seconds of each path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
     What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
     once, behind it those without weights of messages: the greatest sum holds. To a blend that of `directions` is too.
+    Where they are `bare`, nothing of weighted terms is applied.
     """
     found = list[Array]()
     for begin in range(0, len(paths), TABLES):
         some = paths[begin:begin + TABLES]
         counts, blends = np.stack([_counts(path) for path in some]), [not path.path for path in some]
+        if bare:
+            found += list(np.pad((counts[:, :, None, :6] * _terms(problem)).sum(axis=3), ((0, 0), (0, 0), (1, 0))))
+            continue
         seconds = _seconds(problem, counts, blends=False)
         if any(blends):
             seconds[blends] = _seconds(problem, counts[blends], blends=True)
@@ -117,6 +122,11 @@ def _counts(path: PathBound) -> Array:
     return np.concatenate([np.array(path.stages, dtype=float), sent[:-1, None], sent[1:, None]], axis=1)
 
 
+def _terms(problem: CutProblem) -> Array:
+    """[stage, blocks - 1, term] least seconds, 0 where a stage cannot have so many blocks."""
+    return np.nan_to_num(problem.seconds, posinf=0.0)
+
+
 def _stated(problem: CutProblem) -> list[tuple[tuple[float, ...], Array]]:
     """All that is known of weighted terms of single stages."""
     return [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
@@ -129,7 +139,7 @@ def _seconds(problem: CutProblem, left: Array, stages: Sequence[int] | slice = s
     """
     known = [(weights, values[stages]) for weights, values in _stated(problem)]
     first = [*known, *((weights, values[stages]) for weights, values in problem.directions if blends)]
-    terms = np.nan_to_num(problem.seconds[stages], posinf=0.0)
+    terms = _terms(problem)[stages]
     least: Array = (left[:, :, None, :6] * terms).sum(axis=3)
     seconds = np.array(least)
     for k, (weights, values) in enumerate(first):
@@ -156,28 +166,39 @@ def _more(terms: Array, left: Array, known: Sequence[tuple[tuple[float, ...], Ar
 
 
 def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]],
-               paths: Sequence[PathBound], trace: TraceStages) -> tuple[float, Blend]:
-    """(seconds, the blend of paths that says most of the cuts of some groups' options, as far as it was found).
+               paths: Sequence[PathBound], trace: TraceStages) -> tuple[float, Blend, tuple[float, ...]]:
+    """(seconds, the blend of paths that says most of the cuts of some groups' options, the fractional cut), as found.
 
     The seconds are those of the fractional cuts of these options, and no bound of cuts with others. `options` are
-    [option, stage of the group] -> blocks; `paths` are those to begin with.
+    [option, stage of the group] -> blocks; `paths` are those to begin with. The cut has the mean blocks of each stage.
     """
     program, used = _Fractional(problem, groups, options), [*paths]
     for path in paths:
         program.add(path)
-    most, weights = 0.0, [1.0]
+    most, weights, cut, within, ends = 0.0, [1.0], tuple[float, ...](), None, inf
     for _ in range(GENERATED):
         found = program.solve()
         if found is None:
             break
-        most, stages, transfers = found
-        weights = program.weights()
-        seconds, path = trace(stages, transfers)
-        if seconds <= most * (1 + NEAR) or path in used:
+        most, now = found
+        weights, cut = program.weights(), program.cut()
+        inner = now if within is None else (now + within) / 2
+        traced = [trace(*_split(inner)), trace(*_split(now))]
+        if traced[0][0] < ends:
+            ends, within = traced[0][0], inner
+        new = [path for _, path in traced if path not in used and path.seconds(*_split(now)) > most * (1 + NEAR)]
+        if not new or ends <= most * (1 + NEAR):
             break
-        program.add(path)
-        used.append(path)
-    return most, tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0)
+        for path in dict.fromkeys(new):
+            program.add(path)
+            used.append(path)
+    return most, tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0), cut
+
+
+def _split(values: Array) -> tuple[list[StageSeconds], list[float]]:
+    """(seconds of the stages, of the transfers) of a point of the linear program."""
+    stages = (len(values) + 1) // 7
+    return [StageSeconds(*row) for row in values[:6 * stages].reshape(stages, 6).tolist()], values[6 * stages:].tolist()
 
 
 class _Fractional:
@@ -226,17 +247,22 @@ class _Fractional:
         pairs = [(term, -weight) for s, row in enumerate(_counts(path)) for term, weight in self._weighted(s, row)]
         self.paths.append(self._row([(self.seconds, 1.0), *pairs], fixed))
 
-    def solve(self) -> tuple[float, list[StageSeconds], list[float]] | None:
-        """(the least seconds, seconds of the stages, of the transfers); None where rounding keeps GLOP from an end."""
+    def solve(self) -> tuple[float, Array] | None:
+        """(the least seconds, those of the stages and of the transfers); None where rounding keeps GLOP from an end."""
         if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
             anew = pywraplp.MPSolverParameters()
             anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
             if self.solver.Solve(anew) != pywraplp.Solver.OPTIMAL:
                 return None
         terms = [[max(0.0, term.solution_value()) for term in own] for own in self.terms]
-        return self.seconds.solution_value(), [StageSeconds(*own[:6]) for own in terms], [
-            x + before[7] + behind[6] for x, before, behind in zip(
-                self.problem.transfers, terms[:-1], terms[1:], strict=True)]
+        sent = [x + before[7] + behind[6] for x, before, behind in zip(
+            self.problem.transfers, terms[:-1], terms[1:], strict=True)]
+        return self.seconds.solution_value(), np.array([x for own in terms for x in own[:6]] + sent)
+
+    def cut(self) -> tuple[float, ...]:
+        """The mean blocks of each stage."""
+        return tuple(sum(share.solution_value() * float(n) for share, n in zip(*self.sizes[s], strict=True))
+                     for s in range(len(self.terms)))
 
     def weights(self) -> list[float]:
         """The weights of the paths, of sum 1; those of next to no weight have none."""

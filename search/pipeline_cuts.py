@@ -28,7 +28,18 @@ from numpy.typing import NDArray
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutProof, CutSolution, Mixture, PathBound, Split, stage_load
+from autoddl.core.pipeline_cuts import (
+    CutNode,
+    CutProblem,
+    CutProof,
+    CutSolution,
+    DividedBox,
+    Key,
+    Mixture,
+    PathBound,
+    Split,
+    stage_load,
+)
 from autoddl.search.cut_boxes import (
     Box,
     Mask,
@@ -47,7 +58,7 @@ __all__ = ["bound_of_paths", "joined", "least_over_cuts"]
 STEP = 0.1
 """A box is divided when mixtures can close less than such a part of its gap."""
 
-FEW = 5_000
+FEW = 300
 """Cuts of a box that are looked at one by one."""
 
 MIXTURES = 40
@@ -62,6 +73,12 @@ BLENDED = 8
 CLOSE = 1e-3
 """The gap to the best mixture of paths that is close enough where no cut is traced."""
 
+KEPT = 100
+"""Paths of those that were known first that another search begins with too."""
+
+EVEN = 0.05
+"""Blocks by which the mean of some stages has to be from a number, for a box to be divided there."""
+
 FINEST = 1e-11
 """The relative tolerance below which sums of floats cannot be told apart."""
 
@@ -69,11 +86,12 @@ FINEST = 1e-11
 def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trace, evaluate: Evaluate | None = None,
                     *, tolerance: float = 1e-3, effort: int = 100, starts: Sequence[tuple[int, ...]] = (),
                     blends: Sequence[Blend] = (), ceiling: float = math.inf, mean: TraceMean | None = None,
-                    late: Callable[[], bool] = lambda: False, stages: TraceStages | None = None) -> CutSolution:
+                    late: Callable[[], bool] = lambda: False, stages: TraceStages | None = None,
+                    before: DividedBox | None = None) -> CutSolution:
     """The cut with the least seconds and a bound of all cuts, in seconds.
 
         problem      the chain, with least seconds of its stages
-        paths        paths that are known, such as `closed_paths`; at least one
+        paths        paths that are known, such as `closed_paths` and then those of an answer before; at least one
         trace        critical paths of the problem, as `trace_cut` finds them
         evaluate     exact seconds of a cut, at least those that `trace` tells, which hold where this is None
         tolerance    the relative gap at which the search stops
@@ -84,6 +102,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
         mean         critical paths of the mean of cuts, as `trace_mean` finds them; with them mixtures bound more
         late         whether the time is over: then no other box and no other mixture is looked into
         stages       critical paths of any seconds of stages: with them boxes are bounded by blends, not by mixtures
+        before       how another search divided these cuts: this one goes on from there
 
     Raises InputError where no cut gives every stage a number of blocks that it can have.
     """
@@ -102,12 +121,13 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
             box = box.keep([np.less(one, search.goal) for one in least])
             singles += used
     tree = _Tree(search, group_stages(box, _together(problem.schedule)), late)
-    bound = tree.grow(effort)
+    bound = tree.grow(effort, before)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
-    cut = search.best
+    cut, blended = search.best, (path for blend in tree.weak.parts[-1:] for path, _ in blend)
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
-                       tuple(path for path in search.paths if path.path), tree.blend)
+                       tuple(dict.fromkeys([*paths[:KEPT], *search.begun(), *blended])), tree.blend,
+                       _divided(tree.root))
 
 
 def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound], mean: TraceMean | None = None
@@ -211,6 +231,8 @@ class _Node:
         keys        of its children
         children    its parts
         blend       the last blend of it, or of the box around it
+        parts       by blend of it the paths with their weights
+        mean        the fractional cut of which it says least; none where it was not blended
     """
 
     box: Box
@@ -219,9 +241,11 @@ class _Node:
     least: list[Array]
     mixtures: list[Mixture] = field(default_factory=list)
     split: Split = ""
-    keys: list[tuple[int, float | tuple[tuple[int, ...], ...]]] = field(default_factory=list)
+    keys: list[tuple[int, Key]] = field(default_factory=list)
     children: list["_Node"] = field(default_factory=list)
     blend: PathBound | None = None
+    parts: tuple[Blend, ...] = ()
+    mean: tuple[float, ...] = ()
 
     def learn(self, least: Sequence[Array], goal: float, mixtures: Sequence[Mixture]) -> None:
         """Takes over bounds of the options that mixtures prove, and drops options above the goal."""
@@ -232,14 +256,14 @@ class _Node:
         self.box = self.box.keep(low)
         self.least = [one[mask] for one, mask in zip(self.least, low, strict=True)]
 
-    def divide(self, masks: Sequence[Mask], key: tuple[int, float | tuple[tuple[int, ...], ...]]) -> None:
+    def divide(self, masks: Sequence[Mask], key: tuple[int, Key]) -> None:
         """Adds a child with these options, unless that is empty."""
         box = self.box.keep(masks)
         if not box.empty:
             least = [one[mask] for one, mask in zip(self.least, masks, strict=True)]
             self.keys.append(key)
             self.children.append(_Node(box, max(self.bound, *(float(one.min()) for one in least)), self.depth + 1,
-                                       least, blend=self.blend))
+                                       least, blend=self.blend, parts=self.parts))
 
 
 class _Tree:
@@ -250,21 +274,54 @@ class _Tree:
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed, self.weakest = math.inf, tuple[int, ...]()
         self.blend: PathBound | None = None
+        self.weak = self.root
 
-    def grow(self, effort: int) -> float:
-        """Looks into `effort` boxes at most; returns the bound in seconds."""
+    def grow(self, effort: int, before: DividedBox | None) -> float:
+        """Looks into `effort` boxes at most, of those into which cuts were divided before; the bound in seconds."""
         order = count()
-        heap = [(self.root.bound, next(order), self.root)]
-        while heap and heap[0][0] < self.search.goal and effort > 0:
+        heap = [(node.bound, next(order), node) for node in self._left(self.root, before)]
+        heapq.heapify(heap)
+        while heap and heap[0][0] < self.search.goal and effort > 0 and not self.late():
             _, _, node = heapq.heappop(heap)
-            effort = 0 if self.late() else effort - 1
+            effort -= 1
+            self.weak = node
             if not self._close(node):
                 self._divide(node)
                 for child in node.children:
                     heapq.heappush(heap, (child.bound, next(order), child))
         left = heap[0][0] if heap else math.inf
+        self.weak = heap[0][2] if heap else self.weak
         self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest(self.weakest)
         return min(self.search.goal, self.closed, left)
+
+    def _left(self, node: _Node, before: DividedBox | None) -> list[_Node]:
+        """The boxes that are left of a box which was divided before, once the blends of then bound them."""
+        if before is None or not before.parts or self.search.stages is None or node.box.empty:
+            return [node]
+        node.parts = before.parts
+        least, used = self.search.rule_out(node.box)
+        node.learn(least, self.search.goal, used)
+        if not node.box.empty:
+            self._learn(node, self.search.blend_again(node.box, before.parts))
+        if node.box.empty or node.bound >= self.search.goal:
+            return []
+        found, children = list[_Node](), dict(zip(before.keys, before.children, strict=True))
+        for g, key in self._halves(node, before.keys):
+            known = len(node.children)
+            self._by_blocks(node, g, key)
+            found += self._left(node.children[-1], children.get((g, key))) if len(node.children) > known else []
+        return found if node.split else [node]
+
+    def _halves(self, node: _Node, keys: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
+        """The two parts of a box of which one or both are told; none where its groups are others."""
+        g, key = keys[0] if keys else (0, 0.0)
+        if not isinstance(key, tuple):
+            return []
+        stages, (low, high) = key
+        most = low - 1 if low else high
+        if g >= len(node.box.groups) or not {*stages} <= {*node.box.groups[g]}:
+            return []
+        return [(g, (stages, (0, most))), (g, (stages, (most + 1, node.box.blocks)))]
 
     def _greatest(self, cut: tuple[int, ...]) -> PathBound | None:
         """The blend that says most of a cut, if no path says more."""
@@ -299,15 +356,22 @@ class _Tree:
     def _blend(self, node: _Node) -> None:
         """Drops options by blends of paths, which bound the box, and looks at the cut where the last is least."""
         search = self.search
-        for mixture in search.blend(node.box, node.least):
-            table, fixed = search.mixed(mixture)
-            node.blend = search.paths[mixture[0][0]]
-            node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
-            if node.box.empty:
-                return
-        _, cut = least_cut(node.box, table)
-        search.evaluate(cut)
-        search.improve(cut, 10)
+        mixtures, node.parts, node.mean = search.blend(
+            node.box, node.least, [path for blend in node.parts[-1:] for path, _ in blend])
+        self._learn(node, mixtures)
+        if not node.box.empty:
+            _, cut = least_cut(node.box, search.mixed(mixtures[-1])[0])
+            search.evaluate(cut)
+            search.improve(cut, 10)
+
+    def _learn(self, node: _Node, mixtures: Sequence[Mixture]) -> None:
+        """Drops options by blends, until none is left."""
+        for mixture in mixtures:
+            if not node.box.empty:
+                table, fixed = self.search.mixed(mixture)
+                node.blend = self.search.paths[mixture[0][0]]
+                node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], self.search.goal,
+                           [mixture])
 
     def _mix(self, node: _Node) -> None:
         """Drops options by mixtures of paths, which bound the box."""
@@ -334,6 +398,7 @@ class _Tree:
         search = self.search
         cuts = enumerate_cuts(box)
         values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
+        values = np.maximum(values, [search.every.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
         while len(cuts):
             at = int(values.argmin())
             cut = tuple(int(n) for n in cuts[at])
@@ -343,20 +408,22 @@ class _Tree:
             left = 0 if late else left - (self.closed <= values[at])
             if not late and cut not in search.traced:
                 search.evaluate(cut)
-            elif not late and blended < BLENDED and search.blend_at(cut):
+            elif not late and blended < BLENDED and cut not in search.every and search.blend_at(cut):
                 blended += 1
             else:
                 if values[at] < self.closed:
                     self.closed, self.weakest = float(values[at]), cut
                 values[at] = math.inf
             if len(search.paths) > known:
-                tables, fixed = search.tables[known:], search.fixed[known:]
-                for table, own in zip(tables, fixed, strict=True):
+                for q in sorted({*range(known, len(search.paths))} - search.bare):
+                    table, own = search.tables[q], search.fixed[q]
                     values = np.maximum(values, table[np.arange(len(table)), cuts].sum(axis=1) + own)
                 known = len(search.paths)
 
     def _divide(self, node: _Node) -> None:
         """Divides a box by its heaviest group, one that was divided so by the options of a group."""
+        if node.mean and self._by_mean(node):
+            return
         if node.depth == 0:
             node.split = "load"
             self._by_load(node)
@@ -373,6 +440,34 @@ class _Tree:
                 masks = [one == v if i == g else one < v if i < g else one <= v for i, one in enumerate(loads)]
                 node.divide(masks, (g, float(v)))
 
+    def _by_mean(self, node: _Node) -> bool:
+        """Two children, by the blocks of the stages whose mean in the fractional cut is farthest from a number."""
+        best = (0.0, 0, (0,), 0)
+        for g, (group, own) in enumerate(zip(node.box.groups, node.box.options, strict=True)):
+            for k, at in enumerate([(*range(len(group)),), *((i,) for i in range(len(group)) if len(group) > 1)]):
+                sums, mean = own[:, at].sum(axis=1), sum(node.mean[group[i]] for i in at)
+                most = min(max(math.floor(mean), int(sums.min())), int(sums.max()) - 1)
+                far = min(mean - most, most + 1 - mean) * (1 if k else 2)
+                if sums.min() <= most < sums.max() and far > best[0]:
+                    best = far, g, at, most
+        far, g, at, most = best
+        if far < EVEN:
+            return False
+        named = tuple(node.box.groups[g][i] for i in at)
+        for low, high in ((0, most), (most + 1, node.box.blocks)):
+            self._by_blocks(node, g, (named, (low, high)))
+        return True
+
+    def _by_blocks(self, node: _Node, g: int, key: Key) -> None:
+        """Adds the child in which some stages of a group have so many blocks together."""
+        assert isinstance(key, tuple)
+        stages, (low, high) = key
+        sums = node.box.options[g][:, [node.box.groups[g].index(s) for s in stages]].sum(axis=1)
+        masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
+        masks[g] = (sums >= low) & (sums <= high)
+        node.split = "blocks"
+        node.divide(masks, (g, key))
+
     def _loads(self, group: Sequence[int], options: NDArray[np.intp]) -> list[float]:
         seconds = self.search.problem.seconds[:, :, :3].tolist()
         return [sum(sum(seconds[s][n - 1]) for s, n in zip(group, option, strict=True)) for option in options.tolist()]
@@ -385,6 +480,13 @@ class _Tree:
             masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
             masks[group] = np.arange(len(masks[group])) == i
             node.divide(masks, (group, (tuple(option),)))
+
+
+def _divided(node: _Node) -> DividedBox:
+    """How a box was looked into."""
+    if node.split != "blocks":
+        return DividedBox(node.parts)
+    return DividedBox(node.parts, tuple(node.keys), tuple(map(_divided, node.children)))
 
 
 def _frozen(node: _Node) -> CutNode:

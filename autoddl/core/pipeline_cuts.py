@@ -24,7 +24,8 @@ A *box* is a set of options for every group. A proof of the bound B is a tree of
     children    boxes that hold every cut that is left, by the rule of `split`; none where no cut is left
         load      (g, v): group g has load v, those before it less, those behind it at most v
         options   (g, options): group g has one of these
-    every       at each cut that is left, some path is at least B
+      blocks    (g, (stages, (low, high))): these stages of group g have so many blocks together
+    every       at each cut that is left, some path is at least B, or all plans of its stages were looked at
 
 The load of an option is the sum of F + B + W of its stages (`stage_load`). So each cut is in the box of its heaviest
 group, the first of these where several are equal.
@@ -37,8 +38,8 @@ from typing import Literal, NamedTuple
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
-__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "Mixture", "PathBound", "PricedPath", "PricedStages",
-           "Split", "StageSeconds", "Trail", "stage_load"]
+__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "EveryPlan", "Key", "Mixture", "PathBound",
+           "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -100,6 +101,25 @@ class PricedStages:
     values: Array
 
 
+@dataclass(frozen=True, slots=True)
+class EveryPlan:
+    """Says what all plans of the stages of one cut take, where they are few enough to look at each.
+
+    Plans are told apart by the layouts in which a stage gives and takes tensors. Of those that are alike in that, each
+    takes in every term at least as long as one of some seconds.
+
+        cut          blocks of each stage
+        plans        for each stage, by these layouts, such seconds
+        transfers    (layouts of each stage, seconds of each boundary then)
+        seconds      those of the fastest pipeline
+    """
+
+    cut: tuple[int, ...]
+    plans: tuple[tuple[tuple[StageSeconds, ...], ...], ...]
+    transfers: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CutProblem:
     """A chain of L blocks to be cut into the stages of a schedule, with least seconds of every stage.
@@ -113,6 +133,7 @@ class CutProblem:
                      each as half of what its boundary's transfer takes above `transfers`
         priced       what is known of stages that share a rank's memory
         directions   more of what `known` has, for terms weighted about as those of a blend: applied to blends alone
+        every        cuts of which all plans were looked at
     """
 
     schedule: Schedule
@@ -122,6 +143,7 @@ class CutProblem:
     known: tuple[tuple[tuple[float, ...], Array], ...] = ()
     priced: tuple[PricedStages, ...] = ()
     directions: tuple[tuple[tuple[float, ...], Array], ...] = ()
+    every: tuple[EveryPlan, ...] = ()
 
     @property
     def blocks(self) -> int:
@@ -149,7 +171,10 @@ Trail = tuple[str, ...] | Mixture | PricedPath
 """The names of a path's tasks; a *blend* of paths, whose counts are added before what is known is applied; or a priced
 path."""
 
-Split = Literal["load", "options", "every", ""]
+Split = Literal["load", "options", "blocks", "every", ""]
+
+Key = float | tuple[tuple[int, ...], ...]
+"""What a part of a box has of a group: its load, its options, or (stages, (least, most blocks of these together))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +189,7 @@ class CutNode:
 
     mixtures: tuple[Mixture, ...]
     split: Split = ""
-    keys: tuple[tuple[int, float | tuple[tuple[int, ...], ...]], ...] = ()
+    keys: tuple[tuple[int, Key], ...] = ()
     children: tuple["CutNode", ...] = ()
 
 
@@ -185,6 +210,20 @@ class CutProof:
 
 
 @dataclass(frozen=True, slots=True)
+class DividedBox:
+    """How a box of cuts was looked into, for another search that knows more.
+
+        parts       by blend of it the paths with their weights
+        keys        as in CutNode, where it was divided by blocks
+        children    the boxes then
+    """
+
+    parts: tuple[tuple[tuple[PathBound, float], ...], ...]
+    keys: tuple[tuple[int, Key], ...] = ()
+    children: tuple["DividedBox", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class CutSolution:
     """The best cut found, in blocks per stage.
 
@@ -197,6 +236,7 @@ class CutSolution:
         traces         number of cuts whose critical path was sought
         paths          all paths used, for another search of this schedule
         blend          the blend of the box that decides the bound; None where no box is left, or none was blended
+        boxes          how cuts were divided
     """
 
     cut: tuple[int, ...]
@@ -208,6 +248,7 @@ class CutSolution:
     traces: int
     paths: tuple[PathBound, ...]
     blend: PathBound | None = None
+    boxes: DividedBox | None = None
 
 
 def stage_load(seconds: float) -> float:

@@ -66,7 +66,7 @@ def _check(seed: int, schedule: str = "", sizes: Sequence[tuple[int, ...]] = (()
     return plan.predicted.seconds / best - 1
 
 
-@parametrize_or_slow("seed", [4], [3])
+@parametrize_or_slow("seed", [37], [3, 4, 8, 15])
 def test_a_pipeline_within_a_thousandth_of_the_best_is_found(seed: int) -> None:
     assert _check(seed) < 1e-3
 
@@ -98,7 +98,7 @@ def test_no_bound_is_above_the_best_of_all_cuts_and_layouts() -> None:
     """As many chains as AUTODDL_CASES says, of the seeds from AUTODDL_SEED on."""
     begin, cases = int(os.environ.get("AUTODDL_SEED", "100")), int(os.environ.get("AUTODDL_CASES", "10"))
     above = [_check(seed) for seed in range(begin, begin + cases)]
-    assert sum(x < 1e-3 for x in above) >= 0.7 * len(above), above
+    assert max(above) < 1e-3, above
 
 
 def test_stages_between_others_are_blended_and_proved_too() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from itertools import combinations, pairwise, product
 from math import inf
 from operator import le
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,12 +16,13 @@ from sampling import parametrize_or_slow
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, StageSeconds
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, EveryPlan, StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.search import pipeline_cuts
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
+from autoddl.search.certify.pipeline_runs import run_pipeline
 from autoddl.search.cut_planes import blended
 from autoddl.search.path_tables import best_blend, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
@@ -156,7 +158,7 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
     """Forward and backward may each take less, though not both: of each path by itself the least counts."""
     problem, cut = chain("interleaved:2", 32, 4, 16), (4,) * 8
     less = replace(problem, seconds=problem.seconds * 0.5, whole=problem.seconds[:, :, :3].sum(axis=2))
-    most, blend = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
+    most, blend, _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
                              closed_paths(problem.schedule), partial(critical_path, problem.schedule))
     paths = [*(path for path, _ in blend), blended(blend)]
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
@@ -238,6 +240,67 @@ def test_a_box_that_is_left_early_has_a_bound_that_is_proved(others: int, questi
         check_pipeline_bound(problem, left.proof, left.bound)
         fewer += left.traces < whole.traces
     assert fewer
+
+
+def blended_search(problem: CutProblem, **options: Any) -> CutSolution:
+    schedule = problem.schedule
+    return least_over_cuts(problem, closed_paths(schedule), partial(trace_cut, problem), tolerance=1e-9,
+                           mean=partial(trace_mean, problem), stages=partial(critical_path, schedule), **options)
+
+
+def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Boxes are divided by blocks of stages; what is known more of the stages since then raises the bound."""
+    monkeypatch.setattr(pipeline_cuts, "FEW", 1)
+    problem = chain("interleaved:2", 32, 4, 16)
+    first = blended_search(problem, effort=6)
+    assert first.proof.root.split == "blocks" and first.bound < 0.999 * first.seconds
+    again = blended_search(problem, effort=0, before=first.boxes)
+    on = blended_search(problem, effort=6, before=first.boxes)
+    more = blended_search(replace(problem, seconds=1.1 * problem.seconds), effort=0, before=first.boxes)
+    assert 0.99 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
+    for question, found in ((problem, first), (problem, again), (problem, on)):
+        check_pipeline_bound(question, found.proof, found.bound)
+        with pytest.raises(AssertionError):
+            check_pipeline_bound(question, found.proof, found.bound * 1.01)
+
+
+def test_parts_by_blocks_hold_every_cut() -> None:
+    problem = chain("interleaved:2", 32, 4, 16)
+    found = blended_search(problem, effort=6)
+    root = found.proof.root
+    assert root.split == "blocks" and len(root.children) > 1
+    for kept in (slice(1, None), slice(0, -1)):
+        less = replace(found.proof, root=replace(root, keys=root.keys[kept], children=root.children[kept]))
+        with pytest.raises(AssertionError, match="there are cuts in none of its parts"):
+            check_pipeline_bound(problem, less, found.bound)
+
+
+def test_cuts_of_which_all_plans_are_told() -> None:
+    """Of each stage plans take long forward or long backward: no bound of sums knows what both take together."""
+    problem, cut = chain("gpipe", 2, 2, 4), (1, 1)
+    some = tuple(StageSeconds(*row) for row in ((1.0, 3.0, 0.0, 0, 0, 0), (3.0, 1.0, 0.0, 0, 0, 0.0)))
+    alike = ((some, some[:1]), (some,))
+    sent = (((0, 0), (0.5,)), ((1, 0), (0.25,)))
+    seconds = min(makespan(problem.schedule, stages, between) for (a, b), between in sent
+                  for stages in product(alike[0][a], alike[1][b]))
+    less = replace(problem, seconds=np.minimum(problem.seconds, 1.0))
+    told = replace(less, every=(EveryPlan(cut, alike, sent, seconds),))
+    found, without = solve(told), solve(less)
+    assert without.bound < found.bound == pytest.approx(seconds) == found.seconds
+    check_pipeline_bound(told, found.proof, found.bound)
+    with pytest.raises(AssertionError, match="no path of the proof rules out"):
+        check_pipeline_bound(told, found.proof, found.bound * 1.001)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(less, found.proof, found.bound)
+
+
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_a_pipeline_that_the_check_runs_takes_as_long_as_the_models(first: int) -> None:
+    for problem in filter(None, map(draw_problem, range(first, 60, 4))):
+        for cut in cuts_of(problem)[:3]:
+            stages = [StageSeconds(*problem.seconds[s, n - 1].tolist()) for s, n in enumerate(cut)]
+            assert run_pipeline(problem.schedule, stages, problem.transfers) == pytest.approx(
+                makespan(problem.schedule, stages, problem.transfers), rel=1e-12)
 
 
 def test_exact_seconds_may_be_above_the_least_of_the_stages() -> None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
-from autoddl.core.pipeline_cuts import CutProblem, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, EveryPlan, PricedStages, StageSeconds
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
@@ -52,9 +52,12 @@ class _Known:
         self.counted = {(flight, weights): part.counted(flight, weights) for flight in every for weights in extra}
 
 
-def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
-                ) -> CutProblem:
-    """The least seconds of every stage with every number of blocks, wherever it may begin."""
+def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = (),
+                looked_at: Sequence[EveryPlan] = ()) -> CutProblem:
+    """The least seconds of every stage with every number of blocks, wherever it may begin.
+
+    `looked_at` are cuts of which all plans were.
+    """
     m, sides = part.each, (0.0, *part.transfers, 0.0)
     known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
     own = [known_of[part.on(s)] for s in range(part.stages)]
@@ -73,7 +76,8 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
     return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [one.repeats for one in own]) / m,
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),
-                      tuple((weights, _once(part, weights, values)) for weights, values in directions))
+                      tuple((weights, _once(part, weights, values)) for weights, values in directions),
+                      tuple(looked_at))
 
 
 def _sent(part: StageParts, weights: Sequence[float], sides: Sequence[float]) -> Array:

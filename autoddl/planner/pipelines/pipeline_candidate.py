@@ -25,13 +25,14 @@ from typing import Any
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, PathBound
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, EveryPlan, PathBound
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.every_plan import look_at_every_plan
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.rank_memory import (
     fitting_plans,
@@ -127,10 +128,14 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = F
     Raises why a stage has no plan.
     """
     staged = part.staged(name, cut)
-    schedule = staged.schedule()
-    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(schedule), roughly)
+    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule()), roughly)
+    return _simulated(part, staged, cut, plans)
+
+
+def _simulated(part: StageParts, staged: Staged, cut: tuple[int, ...], plans: tuple[Plan, ...]) -> TriedCut:
+    """The pipeline of these plans of its stages."""
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
-    return TriedCut(cut, plans, simulated(schedule, seconds, between).makespan)
+    return TriedCut(cut, plans, simulated(staged.schedule(), seconds, between).makespan)
 
 
 @dataclass(eq=False)
@@ -146,13 +151,16 @@ class CutSearch:
         blends     of such paths
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
+        every      cuts all plans of which were to be looked at; None where they are too many
         tried      cuts that were solved; None where a stage has no plan
         rough      those of them whose plans were found roughly
         bound      seconds that no cut is below
         proof      of the bound
         answer     the cuts that are to be solved next
+        boxes      how cuts were divided for it
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
+        is_hurried  whether a first plan was looked for before bounds were known closer
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
         is_full    whether a cut cannot be for its bytes
@@ -167,13 +175,16 @@ class CutSearch:
     blends: list[Blend] = field(default_factory=list)
     prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
+    every: dict[tuple[int, ...], EveryPlan | None] = field(default_factory=dict)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: frozenset[tuple[int, ...]] = frozenset()
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
     answer: CutSolution | None = None
+    boxes: DividedBox | None = None
     rounds: int = 0
     stale: int = 0
+    is_hurried: bool = False
     ended: str = ""
     problem: InputError | None = None
     is_full: bool = False
@@ -232,10 +243,14 @@ class CutSearch:
         """Whether nothing is left that raises the bound or finds a better pipeline."""
         return bool(self.ended) or self.is_closed
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a first cut is known that is to be solved."""
-        return self.answer is not None and not self.rounds
+    def hurry(self) -> None:
+        """Looks for a first plan: that of the cut which is least under what little is known."""
+        self.is_hurried = True
+        answer = self.answer or self._least_known(1)
+        if answer is not None:
+            self._say("a first plan")
+            with suppress(OutOfTime):
+                self._try(self._placed.near(self.part.cut_of(answer.cut), answer.seconds), roughly=True)
 
     def advance(self, best: float) -> None:
         """Solves the cuts that are least, and finds the bound of what is known then; at first that of paths alone.
@@ -280,8 +295,13 @@ class CutSearch:
             self._learn_blend(answer)
         return answer
 
+    @property
+    def _problem(self) -> CutProblem:
+        every = [one for one in self.every.values() if one is not None]
+        return cut_problem(self.part, self.schedule, self.flights, self.prices, every)
+
     def _least_known(self, effort: int) -> CutSolution | None:
-        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
+        problem = self._problem
         return self._least(problem, self._tolerance, effort)
 
     def _learn_blend(self, answer: CutSolution | None) -> bool:
@@ -317,10 +337,11 @@ class CutSearch:
             likely = likely_problem(problem)
             answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
                                      effort=effort, tolerance=tolerance, blends=self.blends, ceiling=self.best,
-                                     late=self.late, stages=partial(critical_path, self.schedule))
+                                     late=self.late, stages=partial(critical_path, self.schedule),
+                                     before=self.boxes)
         except InputError:
             return None
-        self.paths = answer.paths
+        self.paths, self.boxes = answer.paths, answer.boxes
         if answer.bound > self.bound:
             rises = answer.bound * (1 - self.part.task.options.tolerance) > self.bound
             self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.marks)
@@ -357,7 +378,18 @@ class CutSearch:
             self.prices += made.prices
             self.blended.add(cut)
             news = True
-        self.stale += not news
+        self.stale += not (news or self._look_at_every_plan(cut))
+
+    def _look_at_every_plan(self, cut: tuple[int, ...]) -> bool:
+        """Looks at all plans of the stages of a cut, where they are few; whether that was new."""
+        if cut in self.every or self.late():
+            return False
+        found = look_at_every_plan(self.part, self.part.staged(self.name, cut), self.paths)
+        self.every[cut] = found and found[0]
+        if found is not None:
+            before, made = self.tried.get(cut), _simulated(self.part, self.part.staged(self.name, cut), cut, found[1])
+            self.tried[cut] = made if before is None or made.seconds < before.seconds else before
+        return found is not None
 
     def _roomier(self, cut: tuple[int, ...]) -> tuple[int, ...] | None:
         """The cut, or one beside it, whose stages fit their ranks without a budget; None where none is found.
@@ -414,7 +446,7 @@ class CutSearch:
         """
         if self.late():
             return
-        problem = cut_problem(self.part, self.schedule, self.flights, self.prices)
+        problem = self._problem
         if not self.is_closed:
             with suppress(OutOfTime):
                 self._solve_others()

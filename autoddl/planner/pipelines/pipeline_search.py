@@ -141,15 +141,17 @@ def _run(searches: Sequence[CutSearch], best: float, is_hurried: Callable[[], bo
     """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
 
     Where cuts of a candidate were solved, others of nearly as low a bound come first. Where it is hurried and no plan
-    is known, those come first of which a first cut is ready to be solved.
+    is known, one is looked for in each candidate before more is learned of their bounds.
     """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
     while (left := [one for one in searches if not one.is_done]) and not left[0].late():
-        ready = [one for one in left if one.is_ready] if fastest() == inf and is_hurried() else []
-        first = min(ready or left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
-        first.advance(fastest())
+        first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
+        if fastest() == inf and is_hurried() and not first.is_hurried:
+            first.hurry()
+        else:
+            first.advance(fastest())
         for one in searches:
             one.best = fastest()
     for one in sorted(searches, key=lambda one: one.seconds)[:LOOKED]:

@@ -202,6 +202,14 @@ class SolvedStages(StageUnits):
         plan = self._plan_alone(solved, graph, made.candidate, made.solution, flight)
         return plan if plan.predicted.peak_bytes <= self.task.budget else None
 
+    def plan_of_choice(self, graph: StageGraph, flight: Flight, candidate: Candidate, choice: tuple[int, ...]) -> Plan:
+        """The plan of a stage with a choice of a candidate. Raises why a stage so has no plan."""
+        solved = self._alone_solved(graph, self._key(graph), flight)
+        if solved.found is None:
+            assert solved.problem is not None
+            raise solved.problem
+        return self._plan_alone(solved, graph, candidate, replace(solved.found.solution, choice=choice), flight)
+
     def _plan_alone(self, solved: SolvedStage, graph: StageGraph, candidate: Candidate, solution: Solution,
                     flight: Flight) -> Plan:
         """The plan of a stage with a choice that was made under other counts, and its seconds alone."""

@@ -35,7 +35,8 @@ from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.schedule.stage_lanes import stored_apart
 
-__all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "solve_stages", "stage_task"]
+__all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "solve_stages", "stage_candidates",
+           "stage_task"]
 
 ROUNDING = 1e-12
 """The part of a budget by which bytes that are summed in another order may be above it."""
@@ -57,17 +58,17 @@ def search_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatch
     `within` are the meshes and regions to look into, by default all that the options allow. Raises Infeasible where no
     plan fits the budget with so many microbatches in flight.
     """
-    return search(*_searched(task, stage, cluster, microbatches, flight, within))
+    return search(*stage_candidates(task, stage, cluster, microbatches, flight, within))
 
 
 def prices_of_stage(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
                     within: Sequence[Candidate] = ()) -> PricedSearch:
     """The search for the least seconds + price * bytes at the peak of one stage; all is as in `search_stage`."""
-    return PricedSearch(*_searched(task, stage, cluster, microbatches, flight, within))
+    return PricedSearch(*stage_candidates(task, stage, cluster, microbatches, flight, within))
 
 
-def _searched(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
-              within: Sequence[Candidate]) -> tuple[PlanTask, list[Candidate]]:
+def stage_candidates(task: PlanTask, stage: StageGraph, cluster: Cluster, microbatches: int, flight: Flight,
+                     within: Sequence[Candidate]) -> tuple[PlanTask, list[Candidate]]:
     """The task of a stage, and the candidates of its plans."""
     own = stage_task(task, stage, cluster, microbatches)
     free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
