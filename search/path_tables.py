@@ -12,8 +12,9 @@ of stage s, one of each term. With all that is known, of terms weighted w and of
                               sum over s of a rank of w . x[s] + price * budget >= the same sum of its priced values
                               sum of y[g] = 1                      sum of blocks * y = L
 
-Paths are generated: one that is critical where stages take the seconds x. The dual values of the paths are the weights
-of the blend. That its terms are those of one plan of a stage on all of its paths is what mixtures do not know.
+Paths are generated: those that are critical where stages take the seconds x, and half-way from there to the x of the
+shortest pipeline met. Both points may be had, and the second settles sooner. The dual values of the paths are the
+weights of the blend. That its terms are those of one plan of a stage on all of its paths is what mixtures do not know.
 """
 
 from collections.abc import Callable, Sequence

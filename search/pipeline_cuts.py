@@ -10,7 +10,11 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
        maximise the least mixture over some cuts (another), the cut that has the least of this mixture, again while that
        raises the bound; each drops options
     4  a box with few cuts is finished by the greatest path at each of its cuts, or a blend of paths there
-    5  else the box is divided, first by its heaviest group, then by the options of a group; the least bound comes first
+    5  else the box is halved: of some stages of a group, the mean number of blocks in the blend's fractional cut lies
+       farthest from a whole number, and halves have fewer or more. Without blends it is divided by its heaviest group,
+       then by the options of a group. The least bound comes first
+
+A search that knows more of the stages goes on with the boxes of the one before. Their blends still bound them.
 
 It ends when no box is left, after `effort` boxes, or when it is late. The bound is the least of the goal and the boxes
 that are left.
@@ -421,7 +425,7 @@ class _Tree:
                 known = len(search.paths)
 
     def _divide(self, node: _Node) -> None:
-        """Divides a box by its heaviest group, one that was divided so by the options of a group."""
+        """Halves a box by its blend; else divides it by its heaviest group, one divided so by a group's options."""
         if node.mean and self._by_mean(node):
             return
         if node.depth == 0:

@@ -193,14 +193,15 @@ def _likely(seconds: Array, both: Array, total: Array, microbatches: float) -> A
     return found
 
 
-def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float
-               ) -> list[tuple[int, ...]]:
+def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float,
+               also: Iterable[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
     """Cuts that were not tried and that may take less than `most` seconds, those first that likely take least.
 
-    These are all cuts of a chain that has few; else those where one stage of `cut` begins a block earlier or later.
+    Of a chain that has few cuts these are all. Else one stage of `cut` begins a block earlier or later; and there are
+    `also` others.
     """
     stages, units = placed.schedule.stages, placed.part.units
     every = comb(units - 1, stages - 1) <= FEW
-    near = list(combinations(range(1, units), stages - 1)) if every else _beside(cut)
+    near = list(combinations(range(1, units), stages - 1)) if every else [*_beside(cut), *also]
     found = {other: placed.seconds(other) for other in near if other not in tried}
     return sorted((one for one in found if found[one] < most), key=found.__getitem__)[:OTHERS]

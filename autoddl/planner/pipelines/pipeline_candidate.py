@@ -9,10 +9,12 @@ and the pipeline is simulated. Then more is known, and the bound rises:
        (`rank_memory.unit_prices`)
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
-    2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`)
+    2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`), and then all plans of
+       its stages are looked at, where they are few (`every_plan`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
        then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
-    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together
+    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together. One such
+       cut is tried on the way for every bound
 """
 
 from collections.abc import Callable, Sequence
@@ -349,7 +351,10 @@ class CutSearch:
         return answer
 
     def _solve_answer(self, answer: CutSolution) -> None:
-        """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried."""
+        """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried.
+
+        Where there is a plan, one that is likely better is tried too.
+        """
         asked, stale = [self.part.cut_of(sizes) for sizes in (answer.cut, answer.weakest)], self.stale
         first = self._placed.near(asked[0], answer.seconds)
         for cut in dict.fromkeys((first, *asked)):
@@ -357,6 +362,9 @@ class CutSearch:
                 self._solve(cut, cut == first)
             if cut not in asked:
                 self.stale = stale
+        for cut in self._others[:1] if self.found else ():
+            with suppress(OutOfTime):
+                self._try(cut, roughly=True)
 
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
@@ -453,10 +461,16 @@ class CutSearch:
         if not self.late():
             self._least(problem, self.part.task.options.tolerance / 4)
 
+    @property
+    def _others(self) -> list[tuple[int, ...]]:
+        """Cuts beside the best, and those met, that are likely better; the likely best first."""
+        beside = self.found.cut if self.found else self.part.cut_of(self.answer.cut) if self.answer else ()
+        met = [self.part.cut_of(sizes) for sizes in self.answer.evaluations] if self.answer else []
+        return other_cuts(self._placed, self.tried, beside, self.seconds, met)
+
     def _solve_others(self) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together."""
-        beside = self.found.cut if self.found else self.part.cut_of(self.answer.cut) if self.answer else ()
-        for cut in other_cuts(self._placed, self.tried, beside, self.seconds):
+        for cut in self._others:
             if self.late():
                 return
             self._say("cuts beside the best")

@@ -57,6 +57,9 @@ ONE_STAGE = 1 / 16
 FIRST_PLAN = 1 / 2
 """The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
 
+LAST = 1 / 10
+"""The part of the limit that is left for cuts beside the best."""
+
 HURRIED = 3.0
 """Seconds that it may take where no plan is known behind the limit."""
 
@@ -127,7 +130,12 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                 raise
             problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
     all_bounded = True
-    _run(searches, best, lambda: processor_seconds() - began > limit * FIRST_PLAN)
+
+    def is_over(share: float) -> bool:
+        """Whether so much of the limit is over."""
+        return processor_seconds() - began > limit * share
+
+    _run(searches, best, is_over)
     rows = [*problems, *(one.row for one in searches)]
     needed = min((one.needed for part in parts.values() for one in part.every), default=inf)
     first = min(searches, key=lambda one: one.seconds)
@@ -137,18 +145,22 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                          next((one.problem for one in searches if one.problem), None))
 
 
-def _run(searches: Sequence[CutSearch], best: float, is_hurried: Callable[[], bool]) -> None:
+def _run(searches: Sequence[CutSearch], best: float, is_over: Callable[[float], bool]) -> None:
     """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
 
-    Where cuts of a candidate were solved, others of nearly as low a bound come first. Where it is hurried and no plan
-    is known, one is looked for in each candidate before more is learned of their bounds.
+    Where cuts of a candidate were solved, others of nearly as low a bound come first. Once a part of the limit
+    `is_over` without a plan, one is looked for in each candidate before more is learned of their bounds.
     """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
 
-    while (left := [one for one in searches if not one.is_done]) and not left[0].late():
+    def is_last() -> bool:
+        """Whether the time has come to look around."""
+        return (is_over(1 - LAST) and fastest() < inf) or searches[0].late()
+
+    while (left := [one for one in searches if not one.is_done]) and not is_last():
         first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
-        if fastest() == inf and is_hurried() and not first.is_hurried:
+        if fastest() == inf and is_over(FIRST_PLAN) and not first.is_hurried:
             first.hurry()
         else:
             first.advance(fastest())
