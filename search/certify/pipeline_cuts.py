@@ -135,7 +135,7 @@ class _Check:
                                                                  strict=True)] for stages, sent in every]
                           ).reshape(len(every), *self.terms.shape[::2])
         self.sent, self.counts = np.array([sent for _, sent in every]), counts[:, :, :6]
-        self.schedule, self.every = problem.schedule, problem.every
+        self.schedule, self.every, self.least_sent = problem.schedule, problem.every, np.array(problem.transfers)
         self.fixed = self.sent @ np.array(problem.transfers)
         blends = [q for q, trail in enumerate(proof.paths) if _is_blend(proof.paths, trail)]
         self.tables = np.stack([self._rows(s, counts[:, s]) for s in range(len(self.terms))], axis=1)
@@ -273,6 +273,7 @@ class _Check:
         for (g, key), child in zip(node.keys, node.children, strict=True):
             assert isinstance(key, tuple), f"box {where}: blocks lie between two numbers"
             stages, (low, high) = key
+            assert {*stages} <= {*self.groups[g]}, f"box {where}: stages {stages} are not of group {g}"
             blocks = options[g][:, [self.groups[g].index(s) for s in stages]].sum(axis=1)
             mine = (low <= blocks) & (blocks <= high)
             left[g] &= ~mine
@@ -291,9 +292,15 @@ class _Check:
 
     def _all_are_slow(self, one: EveryPlan) -> bool:
         """Whether no pipeline of the plans of a cut is below the bound; paths spare most of them from being run."""
-        transfers = dict(one.transfers)
+        transfers, floors = dict(one.transfers), [self.terms[s, n - 1, :6] for s, n in enumerate(one.cut)]
+        assert all(groups and all(groups) for groups in one.plans), f"cut {one.cut}: a stage has no plan"
+        assert all((np.array(group) >= least * (1 - SLACK)).all() for groups, least in
+                   zip(one.plans, floors, strict=True) for group in groups), \
+            f"cut {one.cut}: a plan is said to take less than its ops"
         for layouts in product(*(range(len(groups)) for groups in one.plans)):
-            sent = transfers[layouts]
+            sent = transfers.get(layouts, ())
+            assert len(sent) == len(self.least_sent) and (np.array(sent) >= self.least_sent * (1 - SLACK)).all(), \
+                f"cut {one.cut}: transfers take less than they do at the least, or are not told"
             fixed = self.sent @ np.array(sent)
             for stages in product(*(groups[at] for groups, at in zip(one.plans, layouts, strict=True))):
                 by_paths = fixed + np.einsum("qst,st->q", self.counts, np.array(stages))

@@ -283,13 +283,18 @@ def test_cuts_of_which_all_plans_are_told() -> None:
     sent = (((0, 0), (0.5,)), ((1, 0), (0.25,)))
     seconds = min(makespan(problem.schedule, stages, between) for (a, b), between in sent
                   for stages in product(alike[0][a], alike[1][b]))
-    less = replace(problem, seconds=np.minimum(problem.seconds, 1.0))
+    less = replace(problem, seconds=np.minimum(problem.seconds, 1.0) * [1, 1, 0, 1, 1, 1])
     told = replace(less, every=(EveryPlan(cut, alike, sent, seconds),))
     found, without = solve(told), solve(less)
     assert without.bound < found.bound == pytest.approx(seconds) == found.seconds
     check_pipeline_bound(told, found.proof, found.bound)
     with pytest.raises(AssertionError, match="no path of the proof rules out"):
         check_pipeline_bound(told, found.proof, found.bound * 1.001)
+    for false, words in ((replace(told.every[0], transfers=sent[:1]), "or are not told"),
+                         (replace(told.every[0], plans=(alike[0], ((),))), "a stage has no plan"),
+                         (replace(told.every[0], plans=(alike[0], ((StageSeconds(0, 9, 0),),))), "less than its ops")):
+        with pytest.raises(AssertionError, match=words):
+            check_pipeline_bound(replace(told, every=(false,)), found.proof, found.bound)
     with pytest.raises(AssertionError):
         check_pipeline_bound(less, found.proof, found.bound)
 

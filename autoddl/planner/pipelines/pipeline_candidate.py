@@ -156,6 +156,7 @@ class CutSearch:
         every      cuts all plans of which were to be looked at; None where they are too many
         tried      cuts that were solved; None where a stage has no plan
         rough      those of them whose plans were found roughly
+        is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
         bound      seconds that no cut is below
         proof      of the bound
         answer     the cuts that are to be solved next
@@ -180,6 +181,7 @@ class CutSearch:
     every: dict[tuple[int, ...], EveryPlan | None] = field(default_factory=dict)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: frozenset[tuple[int, ...]] = frozenset()
+    is_tight: bool = False
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
     answer: CutSolution | None = None
@@ -248,10 +250,10 @@ class CutSearch:
     def hurry(self) -> None:
         """Looks for a first plan: that of the cut which is least under what little is known."""
         self.is_hurried = True
-        answer = self.answer or self._least_known(1)
-        if answer is not None:
-            self._say("a first plan")
-            with suppress(OutOfTime):
+        with suppress(OutOfTime):
+            answer = self.answer or self._least_known(1)
+            if answer is not None:
+                self._say("a first plan")
                 self._try(self._placed.near(self.part.cut_of(answer.cut), answer.seconds), roughly=True)
 
     def advance(self, best: float) -> None:
@@ -364,7 +366,8 @@ class CutSearch:
                 self.stale = stale
         for cut in self._others[:1] if self.found else ():
             with suppress(OutOfTime):
-                self._try(cut, roughly=True)
+                at = self._roomier(cut)
+                self._try(cut if at is None else at, roughly=at is None)
 
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
@@ -406,9 +409,11 @@ class CutSearch:
         """
         if not self.part.shares or cut in self.tried:
             return cut
-        if self.rough and self.found:
+        if self.is_tight and self.found:
             return None
-        return roomier(self.part, self.name, cut, self.flights, self._placed.seconds)
+        found = roomier(self.part, self.name, cut, self.flights, self._placed.seconds)
+        self.is_tight = found is None
+        return found
 
     def _price(self, cut: tuple[int, ...]) -> bool:
         """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
