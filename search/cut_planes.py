@@ -158,7 +158,7 @@ class CutPlanes:
         for path in paths:
             number = self.known.get((path.stages, path.transfers))
             if number is None or (not bare and number in self.bare):
-                new.setdefault((path.stages, path.transfers), path)
+                new.setdefault((path.stages, path.transfers), path if number is None else self.paths[number])
         for (key, path), table in zip(new.items(), path_tables(self.problem, [*new.values()], bare), strict=True):
             sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
             if key in self.known:

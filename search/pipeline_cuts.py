@@ -81,7 +81,8 @@ KEPT = 100
 """Paths of those that were known first that another search begins with too."""
 
 EVEN = 0.05
-"""Blocks by which the mean of some stages has to be from a number, for a box to be divided there."""
+"""Blocks by which the mean of a stage has to be from a whole number for a box to be halved there; half of it of groups.
+"""
 
 FINEST = 1e-11
 """The relative tolerance below which sums of floats cannot be told apart."""
@@ -300,7 +301,7 @@ class _Tree:
 
     def _left(self, node: _Node, before: DividedBox | None) -> list[_Node]:
         """The boxes that are left of a box which was divided before, once the blends of then bound them."""
-        if before is None or not before.parts or self.search.stages is None or node.box.empty:
+        if self.late() or before is None or not before.parts or self.search.stages is None or node.box.empty:
             return [node]
         node.parts = before.parts
         least, used = self.search.rule_out(node.box)

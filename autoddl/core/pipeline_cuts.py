@@ -24,7 +24,7 @@ A *box* is a set of options for every group. A proof of the bound B is a tree of
     children    boxes that hold every cut that is left, by the rule of `split`; none where no cut is left
         load      (g, v): group g has load v, those before it less, those behind it at most v
         options   (g, options): group g has one of these
-      blocks    (g, (stages, (low, high))): these stages of group g have so many blocks together
+        blocks    (g, (stages, (low, high))): these stages of group g have so many blocks together
     every       at each cut that is left, some path is at least B, or all plans of its stages were looked at
 
 The load of an option is the sum of F + B + W of its stages (`stage_load`). So each cut is in the box of its heaviest
@@ -111,7 +111,7 @@ class EveryPlan:
         cut          blocks of each stage
         plans        for each stage, by these layouts, such seconds
         transfers    (layouts of each stage, seconds of each boundary then)
-        seconds      those of the fastest pipeline
+        seconds      those of the fastest pipeline, less what sums of floats may differ by
     """
 
     cut: tuple[int, ...]
@@ -183,7 +183,7 @@ class CutNode:
 
         mixtures    the mixtures that drop options, in order
         split       how the cuts that are left are divided, see above
-        keys        for each child its group, with its load or options
+        keys        for each child its group, with its load, its options or the blocks of some of its stages
         children    the boxes
     """
 
@@ -234,7 +234,7 @@ class CutSolution:
         weakest        the cut of which least is proved, where that decides the bound; else the best
         evaluations    the cuts whose exact seconds were asked for, with these
         traces         number of cuts whose critical path was sought
-        paths          all paths used, for another search of this schedule
+        paths          of those used some that say most, for another search of this schedule
         blend          the blend of the box that decides the bound; None where no box is left, or none was blended
         boxes          how cuts were divided
     """

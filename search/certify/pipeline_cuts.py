@@ -7,7 +7,8 @@ The check shares no code with the search, and redoes its arithmetic from the sec
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
-    every       each cut that is left is tried; where all plans of its stages are told, each pipeline of them is run
+    every       each cut that is left is tried; where all plans of its stages are told, pipelines of them are run that
+                no path rules out
 
 Sums of floats differ by their order: SLACK is granted.
 """
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
+from autoddl.core.pipeline import check_schedule
 from autoddl.core.pipeline_cuts import (
     CutNode,
     CutProblem,
@@ -55,7 +57,11 @@ Terms = tuple[Array, float]
 
 
 def check_pipeline_bound(problem: CutProblem, proof: CutProof, bound: float) -> None:
-    """Raise AssertionError unless the proof shows that no cut takes less than `bound` seconds."""
+    """Raise AssertionError unless the proof shows that no cut takes less than `bound` seconds.
+
+    Raises InputError where the schedule cannot run.
+    """
+    check_schedule(problem.schedule)
     check = _Check(problem, proof, bound - SLACK * abs(bound))
     stages = range(problem.schedule.stages)
     assert sorted(stage for group in proof.groups for stage in group) == list(stages), "a stage has no one group"
@@ -230,6 +236,7 @@ class _Check:
             cuts = self._cuts(options, where)
             most = reduce(np.maximum, (self._at(q, cuts) for q in range(len(self.tables))))
             for one in self.every:
+                assert len(one.cut) == len(one.plans) == self.schedule.stages, f"cut {one.cut}: it is not of all stages"
                 mine = (cuts == np.array(one.cut)).all(axis=1) & (most < self.bound)
                 if mine.any() and self._all_are_slow(one):
                     most[mine] = self.bound

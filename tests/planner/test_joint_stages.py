@@ -226,3 +226,12 @@ def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     paths[blends[0]] = ((0, -1.0),)
     with pytest.raises(AssertionError, match="weights of at least 0"):
         check_pipeline_bound(problem, replace(proof, paths=tuple(paths)), row["bound"])
+
+
+def test_plans_of_stages_whose_blocks_a_policy_names_are_looked_at() -> None:
+    """Stages are alike but for names: a policy names the blocks of each."""
+    torch.manual_seed(0)
+    plan = autoddl.plan(Chain((16,) * 5), "examples/clusters/rehearsal-4x1-400.yaml", torch.randn(16, 16), stages=(4,),
+                        microbatches=(4,), max_axes=1, workers=1, recompute=("blocks.1+blocks.2",))
+    assert plan.gap < 1e-3
+    check_pipeline(plan)

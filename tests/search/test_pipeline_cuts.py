@@ -23,7 +23,7 @@ from autoddl.search import pipeline_cuts
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
-from autoddl.search.cut_planes import blended
+from autoddl.search.cut_planes import CutPlanes, blended
 from autoddl.search.path_tables import best_blend, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
 
@@ -262,6 +262,18 @@ def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -
         check_pipeline_bound(question, found.proof, found.bound)
         with pytest.raises(AssertionError):
             check_pipeline_bound(question, found.proof, found.bound * 1.01)
+
+
+def test_a_blend_of_one_path_is_that_path() -> None:
+    """What is known of directions is for blends of several: the check gives a path none of it."""
+    problem = chain("1f1b", 8, 2, 4)
+    known = problem.seconds[:, :, :3].sum(axis=2) * 2.0
+    told = replace(problem, directions=(((1.0, 1.0, 1.0, 0.0, 0.0, 0.0), known),))
+    planes = CutPlanes(told, partial(trace_cut, told), None, 1e-9, stages=partial(critical_path, told.schedule))
+    path = closed_paths(told.schedule)[0]
+    number = planes.add_blend(((path, 1.0),))
+    assert planes.trails[number] == path.path
+    assert np.array_equal(planes.tables[number], path_tables(told, [path])[0])
 
 
 def test_parts_by_blocks_hold_every_cut() -> None:

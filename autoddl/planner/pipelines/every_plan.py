@@ -8,10 +8,11 @@ may be left over that no such function takes, and a budget leaves more of these.
     pipelines           all combinations of these, those first of which paths of the schedule say least, until these
                         rule out the rest
 
-Stages that share ranks, copies of stages and a backward in two parts are left to bounds.
+Stages that share ranks or a parameter, copies of stages and a backward in two parts are left to bounds.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf, prod
@@ -20,13 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
+from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, Op
 from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_cuts import EveryPlan, PathBound, StageSeconds
 from autoddl.core.plan import Plan
-from autoddl.core.stages import SEND, StageGraph, cut_graph
+from autoddl.core.stages import SEND, StageGraph, cut_graph, shared_parameters
 from autoddl.planner.candidates import Candidate, build_network
 from autoddl.planner.peaks import Peaks, draft_of
+from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import stage_candidates
 from autoddl.planner.pipelines.staged import Staged
@@ -41,10 +44,13 @@ CHOICES = 100_000
 """Choices of a stage that are looked at, at most."""
 
 PEAKS = 500
-"""Choices of a stage whose memory line is drawn, at most."""
+"""Choices of a stage on one mesh whose memory line is drawn, at most."""
 
 PIPELINES = 200_000
-"""Combinations of plans for the same layouts between stages that paths bound, at most."""
+"""Pipelines that paths bound, at most."""
+
+LAYOUTS = 1_000
+"""Combinations of layouts between stages, at most."""
 
 LESS = 1 - 1e-9
 """The part of the seconds of the fastest pipeline that is proved: sums of floats differ by their order."""
@@ -71,10 +77,11 @@ def look_at_every_plan(part: StageParts, staged: Staged, paths: Sequence[PathBou
                        ) -> tuple[EveryPlan, tuple[Plan, ...]] | None:
     """(what all plans of the stages of a cut take, the plans of the fastest pipeline), or None where they are too many.
 
-    They are also None where a stage has no plan, or stages are of a kind that is left to bounds.
+    They are also None where a stage has no plan, or stages are of a kind that is left to bounds. There are no plans of
+    the fastest where time is over, or a stage has none that fits by its own search.
     """
     schedule, graphs = staged.schedule(), cut_graph(part.graph, staged.cuts)
-    if part.shares or staged.splits or schedule.pipes > 1:
+    if part.shares or staged.splits or schedule.pipes > 1 or shared_parameters(graphs):
         return None
     every = list[list[_Alike]]()
     for s, (graph, flight) in enumerate(zip(graphs, flights_of(schedule), strict=True)):
@@ -86,11 +93,13 @@ def look_at_every_plan(part: StageParts, staged: Staged, paths: Sequence[PathBou
     if found is None:
         return None
     chosen = [alike[at].choices[row] for alike, at, row in zip(every, found.layouts, found.rows, strict=True)]
-    plans = tuple(part.on(s).plan_of_choice(graph, flight, *choice) for s, (graph, flight, choice)
-                  in enumerate(zip(graphs, flights_of(schedule), chosen, strict=True)))
+    plans = list[Plan]()
+    with suppress(Infeasible, InputError, OutOfTime):
+        plans = [part.on(s).plan_of_choice(graph, flight, *choice) for s, (graph, flight, choice)
+                 in enumerate(zip(graphs, flights_of(schedule), chosen, strict=True))]
     ends = [part.on(0).ends[k] for k in (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)]
     told = tuple(tuple(tuple(StageSeconds(*row) for row in one.seconds.tolist()) for one in alike) for alike in every)
-    return EveryPlan(tuple(np.diff(ends).tolist()), told, found.transfers, found.seconds * LESS), plans
+    return EveryPlan(tuple(np.diff(ends).tolist()), told, found.transfers, found.seconds * LESS), tuple(plans)
 
 
 def _plans_of(part: StageParts, stage: StageGraph, flight: Flight) -> list[_Alike] | None:
@@ -157,6 +166,10 @@ def _undominated(network: CostNetwork, seconds: Array, among: NDArray[np.intp], 
     return kept
 
 
+Sent = tuple[tuple[int, ...], tuple[float, ...]]
+"""(layouts of each stage, seconds of each boundary then)."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Fastest:
     """The fastest pipeline: by stage its layouts, and which of their plans; and transfers by the layouts of stages."""
@@ -164,19 +177,21 @@ class _Fastest:
     seconds: float
     layouts: tuple[int, ...]
     rows: tuple[int, ...]
-    transfers: tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]
+    transfers: tuple[Sent, ...]
 
 
 def _fastest(part: StageParts, staged: Staged, every: Sequence[Sequence[_Alike]], paths: Sequence[PathBound]
              ) -> _Fastest | None:
     """The fastest of all pipelines of these plans; None where they are too many."""
-    if sum(prod(len(one.seconds) for one in stages) for stages in product(*every)) > PIPELINES:
+    if prod(sum(len(one.seconds) for one in alike) for alike in every) > PIPELINES or prod(map(len, every)) > LAYOUTS:
         return None
-    schedule, best = staged.schedule(), _Fastest(inf, (), (), ())
+    schedule, best, transfers = staged.schedule(), _Fastest(inf, (), (), ()), list[Sent]()
     for layouts in product(*(range(len(alike)) for alike in every)):
+        if part.late():
+            return None
         stages = [alike[at] for alike, at in zip(every, layouts, strict=True)]
         between = tuple(boundary_seconds(part.task.cluster, [one.draft for one in stages], staged, part.graph))
-        best = replace(best, transfers=(*best.transfers, (layouts, between)))
+        transfers.append((layouts, between))
         least = _by_paths(paths, [one.seconds for one in stages], between)
         for rows in _rising(least):
             if least[rows] >= best.seconds:
@@ -184,7 +199,7 @@ def _fastest(part: StageParts, staged: Staged, every: Sequence[Sequence[_Alike]]
             own = [StageSeconds(*one.seconds[row].tolist()) for one, row in zip(stages, rows, strict=True)]
             seconds = simulated(schedule, own, between).makespan
             best = replace(best, seconds=seconds, layouts=layouts, rows=rows) if seconds < best.seconds else best
-    return best
+    return replace(best, transfers=tuple(transfers))
 
 
 def _by_paths(paths: Sequence[PathBound], stages: Sequence[Array], between: Sequence[float]) -> Array:

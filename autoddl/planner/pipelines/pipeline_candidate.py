@@ -153,7 +153,7 @@ class CutSearch:
         blends     of such paths
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
-        every      cuts all plans of which were to be looked at; None where they are too many
+        every      cuts all plans of which were to be looked at; None where they are too many, or left to bounds
         tried      cuts that were solved; None where a stage has no plan
         rough      those of them whose plans were found roughly
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
@@ -397,7 +397,7 @@ class CutSearch:
             return False
         found = look_at_every_plan(self.part, self.part.staged(self.name, cut), self.paths)
         self.every[cut] = found and found[0]
-        if found is not None:
+        if found is not None and found[1]:
             before, made = self.tried.get(cut), _simulated(self.part, self.part.staged(self.name, cut), cut, found[1])
             self.tried[cut] = made if before is None or made.seconds < before.seconds else before
         return found is not None

@@ -218,6 +218,9 @@ class SolvedStages(StageUnits):
         one = chosen(task, candidate, solution, {})
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
         alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
+        own, theirs = ([block.name for block in blocks_of(add_hubs(each.graph))] for each in (graph, solved.graph))
+        policy = renamed_policy(candidate.recompute, dict(zip(own, theirs, strict=True)))
+        candidate = replace(candidate, recompute=policy)
         return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
