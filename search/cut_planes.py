@@ -235,25 +235,23 @@ class CutPlanes:
             most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages)
             paths = [path for path, _ in made]
             parts.append(made)
-            known = len(self.paths)
-            number = self.add_blend(made)
-            value, cut = least_cut(box, self.tables[number])
-            self.add_priced(cut)
-            new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
-            found += [((q, 1.0),) for q in (number, *new)]
-            if value + self.fixed[number] >= most * (1 - CLOSE):
+            number, mixtures, cut = self._blended(box, made)
+            found += mixtures
+            if self.at([cut])[number, 0] >= most * (1 - CLOSE):
                 break
         return BoxBlend(found, tuple(parts), mean)
 
     def blend_again(self, box: Box, parts: Sequence[Blend]) -> list[Mixture]:
         """Adds blends that were found before, and each as it is priced where it is least in a box; each by itself."""
-        found = list[Mixture]()
-        for blend in parts:
-            known, number = len(self.paths), self.add_blend(blend)
-            self.add_priced(least_cut(box, self.tables[number])[1])
-            new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
-            found += [((q, 1.0),) for q in (number, *new)]
-        return found
+        return [mixture for blend in parts for mixture in self._blended(box, blend)[1]]
+
+    def _blended(self, box: Box, blend: Blend) -> tuple[int, list[Mixture], tuple[int, ...]]:
+        """Adds a blend, and it as it is priced where it is least in a box: (its number, each by itself, that cut)."""
+        known, number = len(self.paths), self.add_blend(blend)
+        cut = least_cut(box, self.tables[number])[1]
+        self.add_priced(cut)
+        new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
+        return number, [((q, 1.0),) for q in (number, *new)], cut
 
     def blend_at(self, cut: tuple[int, ...]) -> bool:
         """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there."""
@@ -283,17 +281,17 @@ class CutPlanes:
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
 
     @cached_property
-    def every(self) -> dict[tuple[int, ...], float]:
-        """By cut of which all plans were looked at, the least seconds."""
-        return {one.cut: one.seconds for one in self.problem.every}
+    def listed(self) -> dict[tuple[int, ...], float]:
+        """By cut whose plans are listed, the least seconds."""
+        return {one.cut: one.seconds for one in self.problem.listed}
 
     def _likely(self, cut: tuple[int, ...]) -> float:
         """Seconds of a cut as traced, or of a path with all that is known, where these are clearly more.
 
-        Where all plans were looked at, these are the seconds.
+        Where its plans are listed, those of the fastest of them.
         """
-        if cut in self.every:
-            return self.every[cut]
+        if cut in self.listed:
+            return self.listed[cut]
         most = float(self.at([cut]).max())
         return most if most > self.traced[cut] * (1 + SAME) else self.traced[cut]
 

@@ -128,7 +128,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     tree = _Tree(search, group_stages(box, _together(problem.schedule)), late)
     bound = tree.grow(effort, before)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
-    cut, blended = search.best, (path for blend in tree.weak.parts[-1:] for path, _ in blend)
+    cut, blended = search.best, (path for blend in tree.last.parts[-1:] for path, _ in blend)
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(dict.fromkeys([*paths[:KEPT], *search.begun(), *blended])), tree.blend,
@@ -279,7 +279,7 @@ class _Tree:
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed, self.weakest = math.inf, tuple[int, ...]()
         self.blend: PathBound | None = None
-        self.weak = self.root
+        self.last = self.root
 
     def grow(self, effort: int, before: DividedBox | None) -> float:
         """Looks into `effort` boxes at most, of those into which cuts were divided before; the bound in seconds."""
@@ -289,13 +289,13 @@ class _Tree:
         while heap and heap[0][0] < self.search.goal and effort > 0 and not self.late():
             _, _, node = heapq.heappop(heap)
             effort -= 1
-            self.weak = node
+            self.last = node
             if not self._close(node):
                 self._divide(node)
                 for child in node.children:
                     heapq.heappush(heap, (child.bound, next(order), child))
         left = heap[0][0] if heap else math.inf
-        self.weak = heap[0][2] if heap else self.weak
+        self.last = heap[0][2] if heap else self.last
         self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest(self.weakest)
         return min(self.search.goal, self.closed, left)
 
@@ -403,7 +403,7 @@ class _Tree:
         search = self.search
         cuts = enumerate_cuts(box)
         values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
-        values = np.maximum(values, [search.every.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
+        values = np.maximum(values, [search.listed.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
         while len(cuts):
             at = int(values.argmin())
             cut = tuple(int(n) for n in cuts[at])
@@ -413,7 +413,7 @@ class _Tree:
             left = 0 if late else left - (self.closed <= values[at])
             if not late and cut not in search.traced:
                 search.evaluate(cut)
-            elif not late and blended < BLENDED and cut not in search.every and search.blend_at(cut):
+            elif not late and blended < BLENDED and cut not in search.listed and search.blend_at(cut):
                 blended += 1
             else:
                 if values[at] < self.closed:

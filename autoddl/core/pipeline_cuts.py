@@ -25,7 +25,7 @@ A *box* is a set of options for every group. A proof of the bound B is a tree of
         load      (g, v): group g has load v, those before it less, those behind it at most v
         options   (g, options): group g has one of these
         blocks    (g, (stages, (low, high))): these stages of group g have so many blocks together
-    every       at each cut that is left, some path is at least B, or all plans of its stages were looked at
+    every       at each cut that is left, some path is at least B, or each pipeline of its listed plans is
 
 The load of an option is the sum of F + B + W of its stages (`stage_load`). So each cut is in the box of its heaviest
 group, the first of these where several are equal.
@@ -38,8 +38,8 @@ from typing import Literal, NamedTuple
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
-__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "EveryPlan", "Key", "Mixture", "PathBound",
-           "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
+__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "Key", "ListedPlans", "Mixture",
+           "PathBound", "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -102,14 +102,14 @@ class PricedStages:
 
 
 @dataclass(frozen=True, slots=True)
-class EveryPlan:
-    """Says what all plans of the stages of one cut take, where they are few enough to look at each.
+class ListedPlans:
+    """Lists what the plans of the stages of one cut take, where they are few enough to look at each.
 
-    Plans are told apart by the layouts in which a stage gives and takes tensors. Of those that are alike in that, each
-    takes in every term at least as long as one of some seconds.
+    Plans are told apart by the layouts in which a stage gives and takes tensors. Of plans of the same layouts those are
+    listed that no other is below in all terms.
 
         cut          blocks of each stage
-        plans        for each stage, by these layouts, such seconds
+        plans        for each stage, by these layouts, the seconds of each listed plan
         transfers    (layouts of each stage, seconds of each boundary then)
         seconds      those of the fastest pipeline, less what sums of floats may differ by
     """
@@ -133,7 +133,7 @@ class CutProblem:
                      each as half of what its boundary's transfer takes above `transfers`
         priced       what is known of stages that share a rank's memory
         directions   more of what `known` has, for terms weighted about as those of a blend: applied to blends alone
-        every        cuts of which all plans were looked at
+        listed       cuts whose plans are listed
     """
 
     schedule: Schedule
@@ -143,7 +143,7 @@ class CutProblem:
     known: tuple[tuple[tuple[float, ...], Array], ...] = ()
     priced: tuple[PricedStages, ...] = ()
     directions: tuple[tuple[tuple[float, ...], Array], ...] = ()
-    every: tuple[EveryPlan, ...] = ()
+    listed: tuple[ListedPlans, ...] = ()
 
     @property
     def blocks(self) -> int:

@@ -14,12 +14,12 @@ from pydantic import TypeAdapter, ValidationError
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, EveryPlan, PricedStages
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, ListedPlans, PricedStages
 
 __all__ = ["proof_from_json", "proof_to_json"]
 
 _PROOF: TypeAdapter[CutProof] = TypeAdapter(CutProof)
-_EVERY: TypeAdapter[tuple[EveryPlan, ...]] = TypeAdapter(tuple[EveryPlan, ...])
+_LISTED: TypeAdapter[tuple[ListedPlans, ...]] = TypeAdapter(tuple[ListedPlans, ...])
 
 
 def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | None]) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | N
             "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
             "directions": [[list(weights), plain(values.tolist())] for weights, values in problem.directions],
             "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
-            "every": [asdict(one) for one in problem.every],
+            "listed": [asdict(one) for one in problem.listed],
             "proof": _PROOF.dump_python(proof, mode="json")}
 
 
@@ -64,7 +64,7 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
                              tuple((tuple(weights), array(values)) for weights, values in tree["known"]),
                              tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())),
                              tuple((tuple(weights), array(values)) for weights, values in tree.get("directions", ())),
-                             _EVERY.validate_python(tree.get("every", ())))
+                             _LISTED.validate_python(tree.get("listed", ())))
         return problem, _PROOF.validate_python(tree["proof"])
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

@@ -14,7 +14,7 @@ Floors and messages are checked where a candidate has the plan's own number of m
 taken as the file states them.
 
 What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for
-the stages of the plan. All plans of the stages of a cut are stated too, where they were few. Their pipelines are run
+the stages of the plan. Plans of the stages of a cut are listed too, where they were few. Their pipelines are run
 anew, but for those that paths rule out.
 """
 

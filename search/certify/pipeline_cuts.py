@@ -7,7 +7,7 @@ The check shares no code with the search, and redoes its arithmetic from the sec
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
-    every       each cut that is left is tried; where all plans of its stages are told, pipelines of them are run that
+    every       each cut that is left is tried; where the plans of its stages are listed, those pipelines are run that
                 no path rules out
 
 Sums of floats differ by their order: SLACK is granted.
@@ -26,7 +26,7 @@ from autoddl.core.pipeline_cuts import (
     CutNode,
     CutProblem,
     CutProof,
-    EveryPlan,
+    ListedPlans,
     Mixture,
     PricedPath,
     Trail,
@@ -141,7 +141,7 @@ class _Check:
                                                                  strict=True)] for stages, sent in every]
                           ).reshape(len(every), *self.terms.shape[::2])
         self.sent, self.counts = np.array([sent for _, sent in every]), counts[:, :, :6]
-        self.schedule, self.every, self.least_sent = problem.schedule, problem.every, np.array(problem.transfers)
+        self.schedule, self.listed, self.least_sent = problem.schedule, problem.listed, np.array(problem.transfers)
         self.fixed = self.sent @ np.array(problem.transfers)
         blends = [q for q, trail in enumerate(proof.paths) if _is_blend(proof.paths, trail)]
         self.tables = np.stack([self._rows(s, counts[:, s]) for s in range(len(self.terms))], axis=1)
@@ -235,7 +235,7 @@ class _Check:
         if node.split == "every":
             cuts = self._cuts(options, where)
             most = reduce(np.maximum, (self._at(q, cuts) for q in range(len(self.tables))))
-            for one in self.every:
+            for one in self.listed:
                 assert len(one.cut) == len(one.plans) == self.schedule.stages, f"cut {one.cut}: it is not of all stages"
                 mine = (cuts == np.array(one.cut)).all(axis=1) & (most < self.bound)
                 if mine.any() and self._all_are_slow(one):
@@ -297,8 +297,8 @@ class _Check:
         found: Array = self.fixed[q] + self.tables[q][np.arange(cuts.shape[1]), cuts - 1].sum(axis=1)
         return found
 
-    def _all_are_slow(self, one: EveryPlan) -> bool:
-        """Whether no pipeline of the plans of a cut is below the bound; paths spare most of them from being run."""
+    def _all_are_slow(self, one: ListedPlans) -> bool:
+        """Whether no pipeline of listed plans is below the bound; paths spare most of them from being run."""
         transfers, floors = dict(one.transfers), [self.terms[s, n - 1, :6] for s, n in enumerate(one.cut)]
         assert all(groups and all(groups) for groups in one.plans), f"cut {one.cut}: a stage has no plan"
         assert all((np.array(group) >= least * (1 - SLACK)).all() for groups, least in
@@ -307,7 +307,7 @@ class _Check:
         for layouts in product(*(range(len(groups)) for groups in one.plans)):
             sent = transfers.get(layouts, ())
             assert len(sent) == len(self.least_sent) and (np.array(sent) >= self.least_sent * (1 - SLACK)).all(), \
-                f"cut {one.cut}: transfers take less than they do at the least, or are not told"
+                f"cut {one.cut}: transfers take less than they do at the least, or are not listed"
             fixed = self.sent @ np.array(sent)
             for stages in product(*(groups[at] for groups, at in zip(one.plans, layouts, strict=True))):
                 by_paths = fixed + np.einsum("qst,st->q", self.counts, np.array(stages))

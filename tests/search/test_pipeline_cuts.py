@@ -16,7 +16,7 @@ from sampling import parametrize_or_slow
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, EveryPlan, StageSeconds
+from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, ListedPlans, StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.search import pipeline_cuts
@@ -159,7 +159,7 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
     problem, cut = chain("interleaved:2", 32, 4, 16), (4,) * 8
     less = replace(problem, seconds=problem.seconds * 0.5, whole=problem.seconds[:, :, :3].sum(axis=2))
     most, blend, _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
-                             closed_paths(problem.schedule), partial(critical_path, problem.schedule))
+                                closed_paths(problem.schedule), partial(critical_path, problem.schedule))
     paths = [*(path for path, _ in blend), blended(blend)]
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
                       for table, path in zip(path_tables(less, paths), paths, strict=True))
@@ -257,7 +257,7 @@ def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -
     again = blended_search(problem, effort=0, before=first.boxes)
     on = blended_search(problem, effort=6, before=first.boxes)
     more = blended_search(replace(problem, seconds=1.1 * problem.seconds), effort=0, before=first.boxes)
-    assert 0.99 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
+    assert 0.995 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
     for question, found in ((problem, first), (problem, again), (problem, on)):
         check_pipeline_bound(question, found.proof, found.bound)
         with pytest.raises(AssertionError):
@@ -276,18 +276,24 @@ def test_a_blend_of_one_path_is_that_path() -> None:
     assert np.array_equal(planes.tables[number], path_tables(told, [path])[0])
 
 
-def test_parts_by_blocks_hold_every_cut() -> None:
-    problem = chain("interleaved:2", 32, 4, 16)
-    found = blended_search(problem, effort=6)
+def refuse_fewer_parts(problem: CutProblem, found: CutSolution, words: str) -> None:
+    """A proof without the first or the last part of all cuts is refused."""
     root = found.proof.root
-    assert root.split == "blocks" and len(root.children) > 1
+    assert len(root.children) > 1
     for kept in (slice(1, None), slice(0, -1)):
         less = replace(found.proof, root=replace(root, keys=root.keys[kept], children=root.children[kept]))
-        with pytest.raises(AssertionError, match="there are cuts in none of its parts"):
+        with pytest.raises(AssertionError, match=words):
             check_pipeline_bound(problem, less, found.bound)
 
 
-def test_cuts_of_which_all_plans_are_told() -> None:
+def test_parts_by_blocks_hold_every_cut() -> None:
+    problem = chain("interleaved:2", 32, 4, 16)
+    found = blended_search(problem, effort=6)
+    assert found.proof.root.split == "blocks"
+    refuse_fewer_parts(problem, found, "there are cuts in none of its parts")
+
+
+def test_cuts_whose_plans_are_listed() -> None:
     """Of each stage plans take long forward or long backward: no bound of sums knows what both take together."""
     problem, cut = chain("gpipe", 2, 2, 4), (1, 1)
     some = tuple(StageSeconds(*row) for row in ((1.0, 3.0, 0.0, 0, 0, 0), (3.0, 1.0, 0.0, 0, 0, 0.0)))
@@ -296,17 +302,17 @@ def test_cuts_of_which_all_plans_are_told() -> None:
     seconds = min(makespan(problem.schedule, stages, between) for (a, b), between in sent
                   for stages in product(alike[0][a], alike[1][b]))
     less = replace(problem, seconds=np.minimum(problem.seconds, 1.0) * [1, 1, 0, 1, 1, 1])
-    told = replace(less, every=(EveryPlan(cut, alike, sent, seconds),))
+    told = replace(less, listed=(ListedPlans(cut, alike, sent, seconds),))
     found, without = solve(told), solve(less)
     assert without.bound < found.bound == pytest.approx(seconds) == found.seconds
     check_pipeline_bound(told, found.proof, found.bound)
     with pytest.raises(AssertionError, match="no path of the proof rules out"):
         check_pipeline_bound(told, found.proof, found.bound * 1.001)
-    for false, words in ((replace(told.every[0], transfers=sent[:1]), "or are not told"),
-                         (replace(told.every[0], plans=(alike[0], ((),))), "a stage has no plan"),
-                         (replace(told.every[0], plans=(alike[0], ((StageSeconds(0, 9, 0),),))), "less than its ops")):
+    for false, words in ((replace(told.listed[0], transfers=sent[:1]), "or are not listed"),
+                         (replace(told.listed[0], plans=(alike[0], ((),))), "a stage has no plan"),
+                         (replace(told.listed[0], plans=(alike[0], ((StageSeconds(0, 9, 0),),))), "less than its ops")):
         with pytest.raises(AssertionError, match=words):
-            check_pipeline_bound(replace(told, every=(false,)), found.proof, found.bound)
+            check_pipeline_bound(replace(told, listed=(false,)), found.proof, found.bound)
     with pytest.raises(AssertionError):
         check_pipeline_bound(less, found.proof, found.bound)
 
@@ -391,12 +397,8 @@ def test_stages_of_a_rank_may_have_more_blocks_together_than_there_are() -> None
 def test_children_hold_every_cut() -> None:
     problem = chain("interleaved:2", 32, 4, 16)
     found = solve(problem, 1e-3)
-    root = found.proof.root
-    assert root.split == "load" and len(root.children) > 1
-    for kept in (slice(1, None), slice(0, -1)):
-        less = replace(found.proof, root=replace(root, keys=root.keys[kept], children=root.children[kept]))
-        with pytest.raises(AssertionError, match="no child where group"):
-            check_pipeline_bound(problem, less, found.bound)
+    assert found.proof.root.split == "load"
+    refuse_fewer_parts(problem, found, "no child where group")
 
 
 def test_every_path_of_the_cost_model_is_walked_alike() -> None:

@@ -15,7 +15,7 @@ Reading order:
     stage_parts           bounds of stages and of what they are made of
     tied_stages           stages on the same ranks that share a parameter
     joint_stages          the layouts of all stages of one cut, together
-    every_plan            all plans of the stages of one cut, where they are few
+    listed_plans          plans of the stages of one cut, each looked at, where they are few
     rank_memory           the stages of a rank, together within its memory
     cut_problems          what is known of stages, as the problem over the cuts of one candidate
     pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut

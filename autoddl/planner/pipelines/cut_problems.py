@@ -19,7 +19,7 @@ import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
-from autoddl.core.pipeline_cuts import CutProblem, EveryPlan, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import CutProblem, ListedPlans, PricedStages, StageSeconds
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
@@ -53,10 +53,10 @@ class _Known:
 
 
 def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = (),
-                looked_at: Sequence[EveryPlan] = ()) -> CutProblem:
+                listed: Sequence[ListedPlans] = ()) -> CutProblem:
     """The least seconds of every stage with every number of blocks, wherever it may begin.
 
-    `looked_at` are cuts of which all plans were.
+    `listed` are the cuts whose plans are.
     """
     m, sides = part.each, (0.0, *part.transfers, 0.0)
     known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
@@ -77,7 +77,7 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),
                       tuple((weights, _once(part, weights, values)) for weights, values in directions),
-                      tuple(looked_at))
+                      tuple(listed))
 
 
 def _sent(part: StageParts, weights: Sequence[float], sides: Sequence[float]) -> Array:

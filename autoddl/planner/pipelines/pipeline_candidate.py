@@ -9,8 +9,8 @@ and the pipeline is simulated. Then more is known, and the bound rises:
        (`rank_memory.unit_prices`)
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
-    2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`), and then all plans of
-       its stages are looked at, where they are few (`every_plan`)
+    2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`), and then the plans of
+       its stages are listed, where they are few (`listed_plans`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
        then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
     4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together. One such
@@ -27,15 +27,15 @@ from typing import Any
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, EveryPlan, PathBound
+from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, ListedPlans, PathBound
 from autoddl.core.pipeline_proofs import proof_to_json
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_problem, likely_problem, other_cuts
-from autoddl.planner.pipelines.every_plan import look_at_every_plan
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
+from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
     fitting_plans,
     rank_peak,
@@ -153,7 +153,7 @@ class CutSearch:
         blends     of such paths
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
-        every      cuts all plans of which were to be looked at; None where they are too many, or left to bounds
+        listed     cuts whose plans were to be listed; None where they are too many, or left to bounds
         tried      cuts that were solved; None where a stage has no plan
         rough      those of them whose plans were found roughly
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
@@ -178,7 +178,7 @@ class CutSearch:
     blends: list[Blend] = field(default_factory=list)
     prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
-    every: dict[tuple[int, ...], EveryPlan | None] = field(default_factory=dict)
+    listed: dict[tuple[int, ...], ListedPlans | None] = field(default_factory=dict)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: frozenset[tuple[int, ...]] = frozenset()
     is_tight: bool = False
@@ -301,12 +301,11 @@ class CutSearch:
 
     @property
     def _problem(self) -> CutProblem:
-        every = [one for one in self.every.values() if one is not None]
-        return cut_problem(self.part, self.schedule, self.flights, self.prices, every)
+        listed = [one for one in self.listed.values() if one is not None]
+        return cut_problem(self.part, self.schedule, self.flights, self.prices, listed)
 
     def _least_known(self, effort: int) -> CutSolution | None:
-        problem = self._problem
-        return self._least(problem, self._tolerance, effort)
+        return self._least(self._problem, self._tolerance, effort)
 
     def _learn_blend(self, answer: CutSolution | None) -> bool:
         """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
@@ -389,14 +388,14 @@ class CutSearch:
             self.prices += made.prices
             self.blended.add(cut)
             news = True
-        self.stale += not (news or self._look_at_every_plan(cut))
+        self.stale += not (news or self._list_plans(cut))
 
-    def _look_at_every_plan(self, cut: tuple[int, ...]) -> bool:
-        """Looks at all plans of the stages of a cut, where they are few; whether that was new."""
-        if cut in self.every or self.late():
+    def _list_plans(self, cut: tuple[int, ...]) -> bool:
+        """Lists the plans of the stages of a cut, where they are few; whether that was new."""
+        if cut in self.listed or self.late():
             return False
-        found = look_at_every_plan(self.part, self.part.staged(self.name, cut), self.paths)
-        self.every[cut] = found and found[0]
+        found = list_plans(self.part, self.part.staged(self.name, cut), self.paths)
+        self.listed[cut] = found and found[0]
         if found is not None and found[1]:
             before, made = self.tried.get(cut), _simulated(self.part, self.part.staged(self.name, cut), cut, found[1])
             self.tried[cut] = made if before is None or made.seconds < before.seconds else before
@@ -459,12 +458,11 @@ class CutSearch:
         """
         if self.late():
             return
-        problem = self._problem
         if not self.is_closed:
             with suppress(OutOfTime):
                 self._solve_others()
         if not self.late():
-            self._least(problem, self.part.task.options.tolerance / 4)
+            self._least(self._problem, self.part.task.options.tolerance / 4)
 
     @property
     def _others(self) -> list[tuple[int, ...]]:

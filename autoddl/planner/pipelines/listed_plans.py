@@ -1,4 +1,4 @@
-"""Looks at every plan of the stages of a cut, where they are few: so its fastest pipeline is known and proved.
+"""Lists the plans of the stages of a cut, where they are few: so its fastest pipeline is known and proved.
 
 What is proved of a cut by paths and blends counts a stage by linear functions of its seconds. Plans are not linear: one
 may be left over that no such function takes, and a budget leaves more of these. So where each stage has few choices,
@@ -24,7 +24,7 @@ from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, Op
 from autoddl.core.pipeline import Flight, flights_of
-from autoddl.core.pipeline_cuts import EveryPlan, PathBound, StageSeconds
+from autoddl.core.pipeline_cuts import ListedPlans, PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import SEND, StageGraph, cut_graph, shared_parameters
 from autoddl.planner.candidates import Candidate, build_network
@@ -38,7 +38,7 @@ from autoddl.pricing.build_problem import CostNetwork
 from autoddl.pricing.price import Counts
 from autoddl.search.exhaustive import score_every_choice
 
-__all__ = ["look_at_every_plan"]
+__all__ = ["list_plans"]
 
 CHOICES = 100_000
 """Choices of a stage that are looked at, at most."""
@@ -73,8 +73,8 @@ class _Alike:
     choices: tuple[tuple[Candidate, tuple[int, ...]], ...]
 
 
-def look_at_every_plan(part: StageParts, staged: Staged, paths: Sequence[PathBound]
-                       ) -> tuple[EveryPlan, tuple[Plan, ...]] | None:
+def list_plans(part: StageParts, staged: Staged, paths: Sequence[PathBound]
+                       ) -> tuple[ListedPlans, tuple[Plan, ...]] | None:
     """(what all plans of the stages of a cut take, the plans of the fastest pipeline), or None where they are too many.
 
     They are also None where a stage has no plan, or stages are of a kind that is left to bounds. There are no plans of
@@ -99,7 +99,7 @@ def look_at_every_plan(part: StageParts, staged: Staged, paths: Sequence[PathBou
                  in enumerate(zip(graphs, flights_of(schedule), chosen, strict=True))]
     ends = [part.on(0).ends[k] for k in (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)]
     told = tuple(tuple(tuple(StageSeconds(*row) for row in one.seconds.tolist()) for one in alike) for alike in every)
-    return EveryPlan(tuple(np.diff(ends).tolist()), told, found.transfers, found.seconds * LESS), tuple(plans)
+    return ListedPlans(tuple(np.diff(ends).tolist()), told, found.transfers, found.seconds * LESS), tuple(plans)
 
 
 def _plans_of(part: StageParts, stage: StageGraph, flight: Flight) -> list[_Alike] | None:
