@@ -78,6 +78,29 @@ def gemma(layers: int, width: int, heads: int, length: int, batch: int, vocab: i
     return Loss(Gemma3ForCausalLM(config)), Sample((), {"input_ids": ids, "labels": ids.clone()})
 
 
+def clip(layers: int, width: int, heads: int, length: int, batch: int, pixels: int) -> Made:
+    """Pairs of images and texts, each against all others of the batch."""
+    from transformers import CLIPConfig, CLIPModel
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers,
+             "num_attention_heads": heads}
+    config = CLIPConfig(text_config={**sizes, "max_position_embeddings": length}, projection_dim=width,
+                        vision_config={**sizes, "image_size": pixels})
+    ids = torch.randint(0, config.text_config.vocab_size - 2, (batch, length))
+    return Loss(CLIPModel(config)), Sample((), {"input_ids": ids, "pixel_values": torch.randn(batch, 3, pixels, pixels),
+                                                "return_loss": True})
+
+
+def filled(name: str, layers: int, width: int, heads: int, length: int, batch: int, **extra: Any) -> Made:
+    """An encoder of transformers that fills in tokens which were left out, without dropout."""
+    import transformers
+    config = getattr(transformers, f"{name}Config")(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+        **{"intermediate_size": 4 * width, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, **extra})
+    ids = torch.randint(3, config.vocab_size, (batch, length))
+    return Loss(getattr(transformers, f"{name}ForMaskedLM")(config)), Sample((), {"input_ids": ids,
+                                                                                 "labels": ids.clone()})
+
+
 VGG16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 MODELS: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: decoder(12, 768, 12, 1024, 8, 50304),
@@ -95,6 +118,19 @@ MODELS: dict[str, Callable[[], Made]] = {
     "swin": lambda: of_images("Swin", 64, 224),
     "lstm": lambda: recurrent("LSTM", 1024, 1024, 32000, 256, 64),
     "spotter": lambda: recurrent("GRU", 512, 512, 400, 400, 128, both=True),
+    "llama3": lambda: language("Llama", 4, 4096, 14336, 32, 8192, 1, 128256, num_key_value_heads=8),
+    "phi3": lambda: language("Phi3", 12, 2048, 8192, 32, 2048, 4, 32064),
+    "olmo2": lambda: language("Olmo2", 12, 2048, 8192, 16, 2048, 4, 50304),
+    "neox": lambda: language("GPTNeoX", 16, 2048, 8192, 16, 2048, 4, 50304),
+    "bloom": lambda: language("Bloom", 24, 1024, 4096, 16, 1024, 8, 65536, n_layer=24, n_head=16),
+    "qwen3moe": lambda: language("Qwen3Moe", 8, 1024, 3072, 16, 2048, 4, 32000, head_dim=64, num_experts=32,
+                                 moe_intermediate_size=768, num_experts_per_tok=4),
+    "modernbert": lambda: filled("ModernBert", 22, 768, 12, 1024, 16, intermediate_size=1152),
+    "deberta": lambda: filled("DebertaV2", 12, 768, 12, 512, 16, relative_attention=True, pos_att_type=["p2c", "c2p"],
+                              position_buckets=256),
+    "dinov2": lambda: of_images("Dinov2", 32, 224, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
+    "clip": lambda: clip(12, 768, 12, 77, 128, 224),
+    "regnet": lambda: of_images("RegNet", 128, 224),
 }
 SMALL: dict[str, Callable[[], Made]] = {
     "gpt2": lambda: decoder(2, 64, 4, 64, 4, 256),
@@ -112,6 +148,20 @@ SMALL: dict[str, Callable[[], Made]] = {
     "swin": lambda: of_images("Swin", 4, 64, embed_dim=16, depths=[1, 1], num_heads=[2, 2], window_size=4),
     "lstm": lambda: recurrent("LSTM", 16, 16, 64, 8, 4),
     "spotter": lambda: recurrent("GRU", 16, 16, 10, 20, 4, both=True),
+    "llama3": lambda: language("Llama", 2, 64, 128, 4, 64, 4, 256, num_key_value_heads=1),
+    "phi3": lambda: language("Phi3", 2, 64, 128, 4, 64, 4, 256, pad_token_id=0),
+    "olmo2": lambda: language("Olmo2", 2, 64, 128, 4, 64, 4, 256),
+    "neox": lambda: language("GPTNeoX", 2, 64, 128, 4, 64, 4, 256),
+    "bloom": lambda: language("Bloom", 2, 64, 128, 4, 64, 4, 256, n_layer=2, n_head=4),
+    "qwen3moe": lambda: language("Qwen3Moe", 2, 64, 128, 4, 64, 4, 256, head_dim=16, num_experts=4,
+                                 moe_intermediate_size=32, num_experts_per_tok=2),
+    "modernbert": lambda: filled("ModernBert", 4, 64, 2, 64, 4, intermediate_size=96, vocab_size=50368),
+    "deberta": lambda: filled("DebertaV2", 2, 64, 2, 32, 4, relative_attention=True, pos_att_type=["p2c", "c2p"],
+                              position_buckets=8),
+    "dinov2": lambda: of_images("Dinov2", 4, 56, hidden_size=48, num_hidden_layers=2, num_attention_heads=4),
+    "clip": lambda: clip(2, 64, 2, 16, 4, 64),
+    "regnet": lambda: of_images("RegNet", 4, 64, embedding_size=8, hidden_sizes=[24, 48, 48, 48], depths=[1, 1, 1, 1],
+                                groups_width=24),
 }
 
 

@@ -65,11 +65,12 @@ def decoder(layers: int, width: int, heads: int, length: int, batch: int, vocab:
 
 def language(name: str, layers: int, width: int, hidden: int, heads: int, length: int, batch: int, vocab: int,
              **extra: Any) -> Made:
-    """Llama or Mixtral, with half as many key-value heads."""
+    """A decoder of transformers, with half as many heads of keys as of queries unless `extra` says how many."""
     import transformers
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=vocab, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers, use_cache=False,
-        num_attention_heads=heads, num_key_value_heads=heads // 2, max_position_embeddings=length, **extra)
+    config = getattr(transformers, f"{name}Config")(**{
+        "vocab_size": vocab, "hidden_size": width, "intermediate_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": heads // 2, "max_position_embeddings": length,
+        "use_cache": False, **extra})
     ids = {"input_ids": tokens(batch, length, vocab), "labels": tokens(batch, length, vocab)}
     return Loss(getattr(transformers, f"{name}ForCausalLM")(config)), Sample((), ids)
 
