@@ -4,6 +4,8 @@
                    waves * 2 a b (k/s + PROLOGUE) / (peak e r / units)
                with waves = ceil(batch ceil(m/a) ceil(n/b) s / units)
     attention  waves of query blocks: blocks = batch heads * ceil(queries / BLOCK), each over the keys it sees;
+               and one block of keys more, whose loads, exponentials and stores nothing hides (FlashAttention-3,
+               figure 5: 512 keys reach 0.67 to 0.72 of the rate of 8,192); lengths count as multiples of LEAST;
                a score takes (x + (1 - x) d / HEAD) times what it takes in heads of width d = HEAD, d at most HEAD
     memory     bytes / (bandwidth * elementwise efficiency)
     all        max(compute, bytes) + launch
@@ -60,6 +62,9 @@ MISALIGNED = 0.5
 """Fraction of their rate that tensor cores reach on other dims, which they load in pieces; assumed."""
 BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
+LEAST = 64
+"""Queries, and keys, that one instruction of tensor cores multiplies at least: 64 rows on Hopper (PTX, wgmma), and the
+least block of FlashAttention-2's kernels (flash_fwd_launch_template.h). What is beyond the last is computed too."""
 HEAD = 128
 """Width of the heads at which a device reaches its efficiency of attention."""
 
@@ -165,14 +170,19 @@ def _is_plain(device: Device, kernel: Kernel) -> bool:
 
 
 def _attention(device: Device, kernel: Kernel) -> float:
-    """Waves of blocks of queries; a block at the diagonal is computed whole."""
+    """Waves of blocks of queries; a block at the diagonal, and one at an end, is computed whole."""
     heads, queries, keys, _, causal = kernel.shape
     blocks = heads * ceil(queries / BLOCK)
-    seen = (keys + BLOCK) / keys if causal else 1.0
+    seen = (_whole(keys) + (3 if causal else 1) * BLOCK) / keys  # of a causal one, half the keys and half of a block
     waves = blocks / device.units
     full = max(1.0, waves) if causal else float(ceil(waves))
     rate = device.peak(kernel.dtype) * _efficiency(device, kernel)
-    return kernel.flops * seen * full / waves / rate
+    return kernel.flops * _whole(queries) / queries * seen * full / waves / rate
+
+
+def _whole(length: int) -> int:
+    """The length of as many whole blocks as hold `length`."""
+    return ceil(length / LEAST) * LEAST
 
 
 def compute_seconds(device: Device, flops: float, nbytes: float, dtype: str) -> float:

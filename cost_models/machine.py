@@ -307,12 +307,13 @@ class Cluster:
 
 
 def _device_tree(device: Device) -> dict[str, Any]:
+    scores = {"exponentials": device.exponentials} if device.exponentials else {}
     return {"name": device.name, "kind": device.kind, "memory": format_quantity(device.memory, "bytes"),
             "bandwidth": format_quantity(device.bandwidth, "bytes/s"),
             "peak": {dtype: format_quantity(peak, "flop/s") for dtype, peak in device.peaks},
             "launch": format_quantity(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
-            "units": device.units, "kernels": dict(device.kernels)} | {
+            "units": device.units, "kernels": dict(device.kernels)} | scores | {
                 name: value for name in _PROGRAM if (value := getattr(device, name)) not in (False, "", SCALINGS[0])}
 
 

@@ -28,6 +28,7 @@ from autoddl.capture.patches.transformers_experts_patch import OWN_BACKWARD
 from autoddl.capture.rerun_modules import run_with_gradients, runs_modules
 from autoddl.capture.rewrites.constant_values import KnownValues
 from autoddl.capture.rewrites.ctc_losses import CtcLosses
+from autoddl.capture.rewrites.known_masks import KnownMasks
 from autoddl.capture.rewrites.own_backward import HiddenEffect, OwnCall, arguments_of, trace_call
 from autoddl.capture.rewrites.raising_branches import asked_number, decided
 
@@ -43,7 +44,7 @@ class _Watch(TorchFunctionMode):
     def __init__(self, known: KnownValues) -> None:
         super().__init__()
         self._known = known
-        self._losses = CtcLosses()
+        self._losses, self._masks = CtcLosses(), KnownMasks()
         self._uniform: list[tuple[Tensor, int]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
@@ -52,6 +53,8 @@ class _Watch(TorchFunctionMode):
         if func == Tensor.data.__set__:  # type: ignore[attr-defined]
             raise HiddenEffect("forward sets the .data of a tensor, which a graph does not show: write x.copy_(y)")
         if (value := self._known.instead(func, args, kwargs or {})) is not NotImplemented:
+            return value
+        if (value := self._masks.instead(func, args, kwargs or {})) is not NotImplemented:
             return value
         if func == Tensor.__bool__ and (found := decided(args[0])) is not None:
             return found

@@ -2,7 +2,8 @@
 
     parts=check,measure,steps,variants,fsdp2,compiled   precisions=float32,bf16-mixed
     models=gpt2,vit,vgg16,llama (also bert, resnet50, qwen3, t5)
-    seconds=60 (of measuring kernels)   budget=3 (seconds of one row of steps)   out=gpu.json (a line for every result)
+    seconds=60 (of measuring kernels)   budget=3 (seconds of one row of steps)   warm=0 (seconds of steps before a row)
+    out=gpu.json (a line for every result)
     cluster=FILE (measured before; without it, `measure` writes one beside `out`)   device=cuda   small=yes
 
     check       small models planned for one device, then for four ranks that share this GPU over gloo, against the
@@ -61,9 +62,11 @@ from autoddl.runtime.parallelize import parallelize
 
 Row = dict[str, Any]
 Say = Callable[..., None]
+Pace = tuple[float, float]
+"""Seconds of a row of steps, and of the steps before it."""
 DEFAULTS = {"parts": "check,measure,steps,variants,fsdp2,compiled", "models": "gpt2,vit,vgg16,llama", "precisions":
-            "float32,bf16-mixed", "seconds": "60", "budget": "3", "out": "gpu.json", "cluster": "", "device": "cuda",
-            "small": ""}
+            "float32,bf16-mixed", "seconds": "60", "budget": "3", "warm": "0", "out": "gpu.json", "cluster": "",
+            "device": "cuda", "small": ""}
 CLUSTER = """name: one gpu
 device: %s
 backend: nccl
@@ -83,7 +86,7 @@ def told(out: Path, /, **row: Any) -> None:
                     if not isinstance(value, dict | list)), flush=True)
 
 
-def graphed(name: str, small: bool, plan: Plan, truth: dict[str, Tensor], device: torch.device, budget: float
+def graphed(name: str, small: bool, plan: Plan, truth: dict[str, Tensor], device: torch.device, pace: Pace
             ) -> tuple[float, float, float]:
     """Seconds of the step as one CUDA graph, of the host's part, and how its gradients differ from `truth`."""
     module, sample = made(name, small, device)
@@ -92,11 +95,11 @@ def graphed(name: str, small: bool, plan: Plan, truth: dict[str, Tensor], device
         cleared(module)
         parallel.step(sample)
     found = difference(gradients(module), truth)
-    seconds, host, _ = timed(lambda: parallel.step(sample), module, device, budget)
+    seconds, host, _ = timed(lambda: parallel.step(sample), module, device, *pace)
     return seconds, host, found
 
 
-def variants(say: Say, device: torch.device, small: bool, clusters: Mapping[str, Path], budget: float) -> None:
+def variants(say: Say, device: torch.device, small: bool, clusters: Mapping[str, Path], pace: Pace) -> None:
     """Plans of some models that recompute or take microbatches: seconds and bytes, predicted and measured."""
     for name, options in VARIANTS:
         module, sample = made(name, small, device)
@@ -104,7 +107,7 @@ def variants(say: Say, device: torch.device, small: bool, clusters: Mapping[str,
                  for key, path in clusters.items()}
         plan = next(iter(plans.values()))
         parallel = parallelize(module, plan, sample, device=device)
-        seconds, host, rows = timed(partial(parallel.step, sample), module, device, budget)
+        seconds, host, rows = timed(partial(parallel.step, sample), module, device, *pace)
         cleared(module)
         used = peak(partial(parallel.step, sample), module, device) if device.type == "cuda" else {}
         say(part="variants", model=name, options=str(options), ours=seconds, host=host, rows=rows, **used,
@@ -152,14 +155,14 @@ def difference(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     return max(float((ours[name] - g).abs().max()) for name, g in theirs.items() if name in ours) / largest
 
 
-def plain(name: str, mixed: bool, device: torch.device, budget: float, small: bool) -> tuple[Row, dict[str, Tensor]]:
+def plain(name: str, mixed: bool, device: torch.device, pace: Pace, small: bool) -> tuple[Row, dict[str, Tensor]]:
     """The numbers of the module without AutoDDL, and its gradients."""
     module, sample = made(name, small, device)
     step = eager(module, sample, mixed, device)
     cleared(module)
     step()
     truth, row = gradients(module), Row()
-    row["eager"], row["eager_host"], row["rows"] = timed(step, module, device, budget)
+    row["eager"], row["eager_host"], row["rows"] = timed(step, module, device, *pace)
     if device.type == "cuda":
         row["eager_waits"] = synchronisations(step, device)
         row["eager_kernels"], _ = kernels(step, device)
@@ -168,7 +171,7 @@ def plain(name: str, mixed: bool, device: torch.device, budget: float, small: bo
 
 
 def planned(name: str, mixed: bool, clusters: Mapping[str, Path], truth: dict[str, Tensor], device: torch.device,
-            budget: float, small: bool) -> Row:
+            pace: Pace, small: bool) -> Row:
     """The numbers of the module as planned: predicted by each cluster, and measured; as one CUDA graph too."""
     module, sample = made(name, small, device)
     began, row = time.perf_counter(), Row()
@@ -185,7 +188,7 @@ def planned(name: str, mixed: bool, clusters: Mapping[str, Path], truth: dict[st
     step()
     ours = gradients(module)
     row["difference"], row["ops"] = difference(ours, truth), len(parallel.graph.ops)
-    row["ours"], row["ours_host"], _ = timed(step, module, device, budget)
+    row["ours"], row["ours_host"], _ = timed(step, module, device, *pace)
     if device.type == "cuda":
         row["waits"] = synchronisations(step, device)
         row["kernels"], row["longest"] = kernels(step, device)
@@ -195,13 +198,13 @@ def planned(name: str, mixed: bool, clusters: Mapping[str, Path], truth: dict[st
         del module, parallel, step
         freed(device)
         try:
-            row["graph"], row["graph_host"], row["graph_difference"] = graphed(name, small, plan, ours, device, budget)
+            row["graph"], row["graph_host"], row["graph_difference"] = graphed(name, small, plan, ours, device, pace)
         except InputError as error:  # what waits in a step, or draws numbers
             row["no_graph"] = str(error)
     return row
 
 
-def compiled(name: str, mixed: bool, device: torch.device, budget: float, small: bool, clusters: Mapping[str, Path]
+def compiled(name: str, mixed: bool, device: torch.device, pace: Pace, small: bool, clusters: Mapping[str, Path]
              ) -> Row:
     """The seconds of the module under torch.compile, and of its plan with its programs compiled."""
     module, sample = made(name, small, device)
@@ -209,7 +212,7 @@ def compiled(name: str, mixed: bool, device: torch.device, budget: float, small:
     step = eager(torch.compile(module), sample, mixed, device)  # type: ignore[arg-type]
     step()
     truth, took = gradients(module), time.perf_counter() - began
-    seconds, host, rows = timed(step, module, device, budget)
+    seconds, host, rows = timed(step, module, device, *pace)
     row = {"compiled": seconds, "compiled_host": host, "rows": rows, "compiled_took": took}
     del module, step
     freed(device)
@@ -218,28 +221,28 @@ def compiled(name: str, mixed: bool, device: torch.device, budget: float, small:
         module, sample = made(name, small, device)
         plan = autoddl.plan(module, cluster, sample, precision="bf16-mixed" if mixed else "as-written")
         row[f"predicted_{key}"] = plan.predicted.seconds - plan.predicted.update
-    return row | compiled_plan(plan, module, sample, truth, device, budget)
+    return row | compiled_plan(plan, module, sample, truth, device, pace)
 
 
 def compiled_plan(plan: Plan, module: nn.Module, sample: Sample, truth: dict[str, Tensor], device: torch.device,
-                  budget: float) -> Row:
+                  pace: Pace) -> Row:
     """The numbers of a plan that runs compiled, and on a GPU as one CUDA graph too."""
     began = time.perf_counter()
     parallel = parallelize(module, plan, sample, device=device, compile=True)
     step = partial(parallel.step, sample)
     step()
     row: Row = {"took": time.perf_counter() - began, "difference": difference(gradients(module), truth)}
-    row["ours"], row["ours_host"], _ = timed(step, module, device, budget)
+    row["ours"], row["ours_host"], _ = timed(step, module, device, *pace)
     if device.type == "cuda":
         cleared(module)
         row |= {"predicted_peak": plan.predicted.peak_bytes, **peak(step, module, device)}
         cleared(module)
         parallel = parallelize(module, plan, sample, device=device, compile=True, graph=True)
-        row["graph"], row["graph_host"], _ = timed(partial(parallel.step, sample), module, device, budget)
+        row["graph"], row["graph_host"], _ = timed(partial(parallel.step, sample), module, device, *pace)
     return row
 
 
-def fsdp(name: str, mixed: bool, device: torch.device, budget: float, small: bool) -> Row:
+def fsdp(name: str, mixed: bool, device: torch.device, pace: Pace, small: bool) -> Row:
     """The seconds of the module under FSDP2 on a mesh of one rank."""
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
     with tempfile.TemporaryDirectory() as folder:
@@ -250,7 +253,7 @@ def fsdp(name: str, mixed: bool, device: torch.device, budget: float, small: boo
             blocks = [block for part in module.modules() if isinstance(part, nn.ModuleList) for block in part]
             for part in (*blocks, module):
                 fully_shard(part, mp_policy=policy)
-            seconds, host, rows = timed(eager(module, sample, False, device), module, device, budget)
+            seconds, host, rows = timed(eager(module, sample, False, device), module, device, *pace)
         finally:
             dist.destroy_process_group()
     return {"fsdp2": seconds, "host": host, "rows": rows}
@@ -340,17 +343,17 @@ def sheet(device: torch.device) -> str:
 
 def each(options: Mapping[str, str], part: str, say: Say, device: torch.device, clusters: Mapping[str, Path]) -> None:
     """The numbers of one part for every model in every precision; what fails is a line."""
-    budget, small = float(options["budget"]), bool(options["small"])
+    small, pace = bool(options["small"]), (float(options["budget"]), float(options["warm"]))
     for name, precision in product(options["models"].split(","), options["precisions"].split(",")):
         mixed, row = precision == "bf16-mixed", Row()
         try:
             if part == "steps":
-                row, truth = plain(name, mixed, device, budget, small)
+                row, truth = plain(name, mixed, device, pace, small)
                 freed(device)
-                row |= planned(name, mixed, clusters, truth, device, budget, small)
+                row |= planned(name, mixed, clusters, truth, device, pace, small)
             else:
-                row = compiled(name, mixed, device, budget, small, clusters) if part == "compiled" else \
-                    fsdp(name, mixed, device, budget, small)
+                row = compiled(name, mixed, device, pace, small, clusters) if part == "compiled" else \
+                    fsdp(name, mixed, device, pace, small)
         except Exception as error:
             row["failed"] = f"{type(error).__name__}: {error}"[:300]
         say(part=part, model=name, precision=precision, **row)
@@ -382,7 +385,7 @@ def main() -> int:
             measure(sheet_file, output=clusters["curves"], seconds=float(options["seconds"]),
                     small=bool(options["small"]))
         elif part == "variants":
-            variants(say, device, bool(options["small"]), clusters, float(options["budget"]))
+            variants(say, device, bool(options["small"]), clusters, (float(options["budget"]), float(options["warm"])))
         else:
             each(options, part, say, device, clusters)
         say(part=part, seconds=time.perf_counter() - began)

@@ -32,14 +32,19 @@ def cleared(model: nn.Module) -> None:
         p.grad = None
 
 
-def timed(step: Callable[[], object], model: nn.Module, device: torch.device, budget: float
+def timed(step: Callable[[], object], model: nn.Module, device: torch.device, budget: float, warm: float = 0.0
           ) -> tuple[float, float, int]:
     """Seconds of a step, of the host's part of it, and the number of steps: 3 to 30, within `budget` seconds.
 
-    Medians; the device is waited for between steps."""
-    for _ in range(2):
+    Medians; the device is waited for between steps. It runs steps for `warm` seconds before, as products are slower on
+    a device that is under load than on one that has rested."""
+    began, count = time.perf_counter(), 0
+    while count < 2 or time.perf_counter() - began < warm:
         cleared(model)
         step()
+        if count % 2:
+            waited(device)
+        count += 1
     waited(device)
     found, host = list[float](), list[float]()
     while len(found) < 3 or (len(found) < 30 and sum(found) < budget):

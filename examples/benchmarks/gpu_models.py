@@ -83,9 +83,9 @@ def clip(layers: int, width: int, heads: int, length: int, batch: int, pixels: i
     from transformers import CLIPConfig, CLIPModel
     sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers,
              "num_attention_heads": heads}
-    config = CLIPConfig(text_config={**sizes, "max_position_embeddings": length}, projection_dim=width,
-                        vision_config={**sizes, "image_size": pixels})
-    ids = torch.randint(0, config.text_config.vocab_size - 2, (batch, length))
+    config = CLIPConfig(text_config={**sizes, "max_position_embeddings": length, "vocab_size": 49408},
+                        vision_config={**sizes, "image_size": pixels}, projection_dim=width)
+    ids = torch.randint(0, 49400, (batch, length))
     return Loss(CLIPModel(config)), Sample((), {"input_ids": ids, "pixel_values": torch.randn(batch, 3, pixels, pixels),
                                                 "return_loss": True})
 

@@ -9,7 +9,9 @@ from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
 from autoddl.capture.capture import Captured, capture
+from autoddl.capture.materialize import arguments
 from autoddl.capture.rewrites.autocast import HIGHER, LOWER
+from autoddl.capture.sample import as_sample
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Kind, graph_from_text, graph_to_text
 from autoddl.core.precision import RECIPES, Precision
@@ -72,9 +74,6 @@ def test_a_recipe_of_one_dtype_is_the_module_in_it(recipe: str, dtype: str) -> N
 
 
 def test_a_mixed_program_computes_nearly_what_the_module_does() -> None:
-    from autoddl.capture.materialize import arguments
-    from autoddl.capture.sample import as_sample
-
     torch.manual_seed(0)
     model, sample = zoo.gpt()
     mixed, batch = capture(model, sample, MIXED), as_sample(sample)
@@ -108,6 +107,31 @@ def test_what_takes_one_dtype_is_given_the_widest() -> None:
     made = capture(Scatters(), (torch.randn(8, 8), torch.arange(8)), MIXED)
     (put,) = [op for op in made.graph.ops if "index_put" in op.target]
     assert made.graph.tensors[put.outputs[0]].dtype == "float32"
+
+
+class Masked(nn.Module):
+    """Masks scores by the least number of the dtype that they have, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.linear(x)
+        loss: Tensor = scores.masked_fill(x < 0, torch.finfo(scores.dtype).min).softmax(-1).square().sum()
+        return loss
+
+
+def test_the_least_number_of_float32_is_bfloat16s_in_a_mask_of_it() -> None:
+    torch.manual_seed(0)
+    module, x = Masked(), torch.randn(4, 8)
+    mixed = capture(module, x, MIXED)
+    op = next(op for op in mixed.graph.ops if op.name == "masked_fill")
+    assert dict(op.args)["value"] == torch.finfo(torch.bfloat16).min
+    with torch.autocast("cpu", torch.bfloat16):
+        truth = module(x)
+    found = mixed.program(*arguments(module, as_sample(x), mixed))[0]
+    torch.testing.assert_close(found, truth, rtol=2e-2, atol=1e-2, check_dtype=False)
 
 
 def test_the_text_of_a_graph_keeps_masters() -> None:

@@ -64,6 +64,17 @@ def test_masks_are_those_of_a_run_unless_positions_are_given() -> None:
         assert not masking.fast_all(torch.ones(2, dtype=torch.bool))
 
 
+def test_releases_that_ask_whether_they_are_traced_build_the_masks_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = zoo.llama()
+    masking = sys.modules["transformers.masking_utils"]
+    monkeypatch.delattr(masking, "is_torchdynamo_exporting")
+    monkeypatch.setattr(masking, "is_tracing", asks := lambda tensor=None: True)
+    with build_masks_as_run(model):
+        assert masking.is_tracing(torch.ones(2)) and not masking.is_tracing() and not masking.is_tracing(None)
+        assert masking.find_packed_sequence_indices(torch.tensor([[0, 1, 0, 1]])) is None
+    assert masking.is_tracing is asks
+
+
 @pytest.mark.slow
 def test_longt5_makes_the_mask_that_it_needs_as_in_a_run() -> None:
     transformers = pytest.importorskip("transformers")

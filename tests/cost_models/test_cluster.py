@@ -99,6 +99,13 @@ def test_every_shipped_cluster_loads_and_round_trips(path: Path) -> None:
     assert pickle.loads(pickle.dumps(cluster)) == cluster
 
 
+@pytest.mark.parametrize("name", device_names())
+def test_a_cluster_of_every_device_round_trips(name: str) -> None:
+    cluster = parse_cluster(f"name: one\ndevice: {name}\nbackend: nccl\nlevels: [{{name: node, size: 2, bandwidth: "
+                            "100 GB/s, latency: 5 us}]", "one")
+    assert parse_cluster(cluster.to_yaml(), "again") == cluster
+
+
 def test_the_example_clusters_are_there() -> None:
     names = {path.stem for path in CLUSTERS}
     assert names >= {"a100-4x8", "frontier", "h100-16x8", "laptop", "piz-daint", "two-racks-10g"}
@@ -186,6 +193,12 @@ def test_each_blackwell_says_its_units_and_what_its_measured_attention_gives_for
     for name, (usual, narrow) in measured.items():
         assert load_device(name).exponentials == min(1.0, *(a / b - 1 for a, b in zip(usual, narrow, strict=True)))
     assert [load_device(name).units for name in ("B200-180GB", "B300-288GB", *measured)] == [148, 148, 152, 152]
+
+
+def test_narrow_heads_of_a_hopper_are_as_slow_as_published() -> None:
+    """FlashAttention-3 on an H100, 8,192 tokens, heads of 128 and 64 (Shah et al. 2024, figure 5)."""
+    for name in ("H100-80GB", "H100-96GB", "H200-141GB"):
+        assert load_device(name).exponentials == pytest.approx(646 / 496 - 1, abs=0.01)
 
 
 MIXED = """

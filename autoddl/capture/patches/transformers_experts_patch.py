@@ -67,7 +67,7 @@ def experts_as_operators(model: nn.Module) -> Iterator[None]:
 
         def forward(module: Any, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Any:
             gate = gates.get(module)
-            if module._is_expert_parallel or gate is None:
+            if getattr(module, "_is_expert_parallel", False) or gate is None:
                 return batched(module, hidden, chosen, shares)
             return _call(module, hidden, chosen, shares, gate)
 
@@ -82,7 +82,7 @@ def experts_as_operators(model: nn.Module) -> Iterator[None]:
 
 def _gate(module: Any) -> str | None:
     """The text of what an expert computes between its products; None if it has none, or a norm behind them."""
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):
         return None
     return gate_text(module._apply_gate, 2) if module.has_gate else gate_text(module.act_fn, 1)
 

@@ -10,6 +10,7 @@ In both cases attention needs only `is_causal`, which the running model uses too
 
     masking_utils.find_packed_sequence_indices    returns None unless some module is given position_ids
     masking_utils.is_torchdynamo_exporting        returns False, so the checks of a running model are made
+    masking_utils.is_tracing                      the same where it is asked of no tensor, in releases before 5.20
     masking_utils.fast_all                        returns False: an attention_mask that is given is one with padding
     modeling_longt5.is_torchdynamo_compiling      returns False: LongT5 makes a mask of ones, which it cannot do without
 """
@@ -31,13 +32,16 @@ PATCHED = {"transformers.masking_utils:find_packed_sequence_indices": "position_
 """The patched functions with the names of their parameters; a test compares both with the installed transformers."""
 
 NAMES = tuple(path.partition(":")[2] for path in PATCHED if "masking_utils" in path)
+OLDER = ("find_packed_sequence_indices", "is_tracing")
+"""What is patched where NAMES are not all there."""
 
 
 @contextmanager
 def build_masks_as_run(model: nn.Module) -> Iterator[None]:
     """While open, tracing `model` builds the masks that running it would; without transformers nothing is patched."""
     masking: Any = sys.modules.get("transformers.masking_utils")
-    if masking is None or not all(hasattr(masking, name) for name in NAMES):
+    names = next((names for names in (NAMES, OLDER) if all(hasattr(masking, name) for name in names)), None)
+    if names is None:
         yield
         return
     positions: list[Tensor] = []
@@ -45,13 +49,17 @@ def build_masks_as_run(model: nn.Module) -> Iterator[None]:
     def note_positions(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         positions.extend(value for name, value in kwargs.items() if name == "position_ids" and value is not None)
 
-    originals = {name: getattr(masking, name) for name in NAMES}
+    originals = {name: getattr(masking, name) for name in names}
     find_packed = originals["find_packed_sequence_indices"]
     hooks = [part.register_forward_pre_hook(note_positions, with_kwargs=True) for part in model.modules()
              if hasattr(part, "dummy_inputs")]
     masking.find_packed_sequence_indices = lambda ids: find_packed(ids) if positions else None
-    masking.is_torchdynamo_exporting = lambda: False
-    masking.fast_all = lambda tensor: False
+    if names is NAMES:
+        masking.is_torchdynamo_exporting = lambda: False
+        masking.fast_all = lambda tensor: False
+    else:
+        asks = originals["is_tracing"]
+        masking.is_tracing = lambda tensor=None: tensor is not None and asks(tensor)
     try:
         with _runs(sys.modules.get("transformers.models.longt5.modeling_longt5")):
             yield

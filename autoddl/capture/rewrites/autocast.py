@@ -8,8 +8,8 @@
 A parameter is used in bfloat16, so it is cast before it is gathered. It stays in float32 if only operators of HIGHER
 and batch norms read it. It also does if an operator of the user's own reads it, or a score of FlexAttention: these are
 given their inputs as they are. A batch norm takes float32 parameters with bfloat16 values. A buffer's new value is cast
-to the buffer's dtype. Where the module disables autocast, operators compute in the dtypes of their inputs, and
-parameters stay in float32.
+to the buffer's dtype. The least number of float32, by which a module masks scores, becomes bfloat16's where these are.
+Where the module disables autocast, operators compute in the dtypes of their inputs, and parameters stay in float32.
 
 The lists are those of `torch.autocast` for CUDA (torch.amp, "CUDA Ops that can autocast"), in names of aten.
 """
@@ -184,6 +184,8 @@ class Caster:
         if len(dtypes) > 1 and base_name(node) in LOWER:
             raise CaptureError(f"{base_name(node)} at {line_of(node.meta.get('stack_trace'))} reads values of several "
                                f"dtypes, {' and '.join(sorted(dtypes))}, where autocast casts none: write x.float()")
+        if _reads(node, torch.bfloat16):
+            node.args = pytree.tree_map_only(float, _within, node.args)
         node.meta = {**node.meta, "val": self._value(node)}
 
     def _all(self, node: Node, dtype: torch.dtype) -> None:
@@ -207,6 +209,12 @@ class Caster:
             with fakes[0].fake_mode:
                 self.known[key] = _called(node, args, kwargs)
         return self.known[key]
+
+
+def _within(number: float) -> float:
+    """The number, or bfloat16's own extreme for one of float32 that is beyond it, as `finfo(x.dtype).min` is."""
+    largest = torch.finfo(torch.bfloat16).max
+    return max(-largest, min(largest, number)) if abs(number) <= torch.finfo(torch.float32).max else number
 
 
 def _called(node: Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

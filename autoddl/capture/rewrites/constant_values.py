@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from autoddl.capture.fx_tools import written_by
 
-__all__ = ["KnownValues"]
+__all__ = ["KnownValues", "behind", "is_drawn"]
 
 ASKS = {"__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "nonzero", "argwhere",
         "masked_select", "unique", "_unique2", "unique_consecutive", "unique_dim", "repeat_interleave", "bincount",
@@ -131,7 +131,7 @@ class KnownValues:
         """The values of nodes, or None where one follows from a parameter, an input or a draw."""
         writes = [node for node in graph.nodes if isinstance(node.target, torch._ops.OpOverload)
                   and node.target._schema.is_mutable]
-        needed = _behind(nodes, writes)
+        needed = behind(nodes, writes)
         written = {node.target for one in writes for node in _shared(written_by(one)) if node.op == "get_attr"}
         places = {node: i for i, node in enumerate(one for one in graph.nodes if one.op == "placeholder")}
         found: dict[Node, Any] = {}
@@ -141,7 +141,7 @@ class KnownValues:
                 value = self._buffer(places[node], node)
             elif node.op == "get_attr":
                 value = None if node.target in written else _attribute(root, node)
-            if value is None or (node.op == "call_function" and _is_drawn(node)):
+            if value is None or (node.op == "call_function" and is_drawn(node)):
                 return None
             found[node] = node.target(*map_arg(node.args, found.__getitem__),
                                       **map_arg(node.kwargs, found.__getitem__)) if value is NotImplemented else value
@@ -194,14 +194,14 @@ def _attribute(root: Any, node: Node) -> Tensor | None:
     return value.clone() if known else None
 
 
-def _is_drawn(node: Node) -> bool:
+def is_drawn(node: Node) -> bool:
     """Whether an operator draws, or is none whose result is known to be the same every time."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return node.target is not operator.getitem
     return torch.Tag.nondeterministic_seeded in node.target.tags
 
 
-def _behind(nodes: Iterable[Node], writes: Sequence[Node]) -> set[Node]:
+def behind(nodes: Iterable[Node], writes: Sequence[Node]) -> set[Node]:
     """All that nodes are made of, with what was written into it in place."""
     needed: set[Node] = set()
     _add(needed, nodes)
