@@ -1,8 +1,8 @@
 """Attention by a mask that is causal, or that blocks nothing, is attention without one.
 
-PyTorch has kernels for `is_causal`, which skip what lies above the diagonal; a mask is read by slower ones, and a model
+PyTorch has kernels for `is_causal`, which skip what lies above the diagonal. A mask is read by slower ones, and a model
 that is traced often makes one where a model that runs makes none. What a mask blocks is known where it is made of no
-parameter, no buffer, no constant and no input: `arange(n)[:, None] >= arange(n)`. Then it is computed once.
+parameter, no buffer, no constant and no input, as `arange(n)[:, None] >= arange(n)` is. Then it is computed once.
 
     blocks nothing              attn_mask=None
     blocks all above the diagonal    attn_mask=None, is_causal=True
