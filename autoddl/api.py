@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from autoddl.capture.gc_pause import pause_gc
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Problem
 from autoddl.core.sparse import SparseRule
@@ -300,11 +301,11 @@ def _uniform(task: PlanTask, progress: Progress | None) -> dict[str, _Find]:
     plain = replace(task, options=replace(task.options, pins=()))
 
     def row(name: str) -> tuple[Plan | None, str, bool]:
-        best = uniform_pipeline(plain, name, _titled(progress, f"uniform pipeline, {name}"))
+        best = uniform_pipeline(plain, name, _titled(progress, f"uniform pipeline, {schedule_title(name)}"))
         return best.plan, str(best), False
 
     names = dict.fromkeys((*UNIFORM, *plain.options.schedule))
-    return {f"uniform pipeline, {name}": partial(row, name) for name in names}
+    return {f"uniform pipeline, {schedule_title(name)}": partial(row, name) for name in names}
 
 
 def _summed(options: PlanOptions) -> PlanOptions:

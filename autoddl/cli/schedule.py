@@ -11,18 +11,24 @@ from autoddl.cli.output import show
 __all__ = ["schedule_verb"]
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
-                                                          "dualpipe-v or chimera:PAIRS")]
-Ranks = Annotated[int, typer.Option(min=1, help="ranks, each with one or more stages")]
-Microbatches = Annotated[int, typer.Option(min=1, help="microbatches of a step")]
+                                                          "dualpipe-v or chimera:PAIRS, or a file that has one as it "
+                                                          "is shown here")]
+Ranks = Annotated[int | None, typer.Option(min=1, help="ranks, each with one or more stages (default: 4, or the "
+                                                       "file's)")]
+Microbatches = Annotated[int | None, typer.Option(min=1, help="microbatches of a step (default: 8, or the file's)")]
 
 
-def schedule_verb(name: Name, ranks: Ranks = 4, microbatches: Microbatches = 8, as_json: AsJson = False) -> None:
+def schedule_verb(name: Name, ranks: Ranks = None, microbatches: Microbatches = None, as_json: AsJson = False) -> None:
     """Show a pipeline schedule and its time line.
 
-    Each pass takes one unit of time, and transfers take none.
+    Each pass takes one unit of time, and transfers take none. What is printed first is how a file has it: change that,
+    and plan with --schedule FILE.
     """
     from autoddl.cli.tables.pipeline_text import draw_schedule, unit_timeline
-    from autoddl.core.pipeline_schedules import generate
+    from autoddl.core.pipeline_schedules import generate, named_schedule, numbers_of
+    name = named_schedule(name)
+    own = numbers_of(name) or (4, 8)
+    ranks, microbatches = ranks or own[0], microbatches or own[1]
     made = generate(name, ranks, microbatches)
     line = unit_timeline(made)
     drawn = Text(f"{made}\n\n{draw_schedule(made)}\n\n{line.makespan:g} units, bubble {line.bubble:.1%}", no_wrap=True)

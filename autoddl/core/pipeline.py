@@ -34,7 +34,7 @@ from typing import Literal, NamedTuple, cast
 from autoddl.core.errors import InputError
 
 __all__ = ["Action", "Flight", "Kind", "Schedule", "check_copies", "check_schedule", "first_ranks", "flights_of",
-           "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
+           "fullest", "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -162,6 +162,14 @@ def peak_activations(schedule: Schedule, sizes: Sequence[float] | None = None, k
     return tuple(max(row, default=0.0) for row in live_activations(schedule, sizes, kept))
 
 
+def fullest(schedule: Schedule) -> tuple[int, int, Action]:
+    """(microbatches, rank, action): the most that are live on one rank at once, and the action with which they are."""
+    every = [(round(live), -rank, -step) for rank, row in enumerate(live_activations(schedule))
+             for step, live in enumerate(row)]
+    most, rank, step = max(every)
+    return most, -rank, schedule.actions[-rank][-step]
+
+
 def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
     """By stage, the most microbatches between F and B in any of its copies, and the most that wait for W there."""
     late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, []
@@ -233,7 +241,7 @@ def _fail(schedule: Schedule, rank: int, step: int, words: str) -> InputError:
         if row == rank:
             texts += ["[]"] * (step > len(actions)) + ["   <-- here"]
         rows.append(f"  rank {row}: {' '.join(texts)}")
-    return InputError("\n".join((f"rank {rank}, step {step}: {words}", *rows)))
+    return InputError("\n".join((f"rank {rank}, step {step}: {words}:", *rows)))
 
 
 def _check_placement(schedule: Schedule) -> None:

@@ -1,5 +1,10 @@
 """Generates schedules of pipelines for D ranks and N microbatches by name: `1f1b`, `interleaved:2`, `chimera:1` ...
 
+A schedule that a user wrote (`Schedule.parse`) has its own actions as its name, on one line. It is for its own numbers
+of ranks and microbatches alone:
+
+    4 on 0 1: 0F0 0F1 0B0 0F2 0B1 0F3 0B2 0B3 | 1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3
+
     gpipe          all F, then all B                                                     Huang et al. 2019
     1f1b           rank r: D-1-r forwards, then F and B in turn                          Narayanan et al. 2019, 2021
     interleaved:v  v stages per rank, round the ranks; 2(D-1-r) + (v-1)D forwards first  Narayanan et al. 2021
@@ -34,16 +39,19 @@ Each letter takes the next microbatch of its way. The words, with n = max(N, 2D-
                 run one after the other
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Action, Kind, Schedule
+from autoddl.core.pipeline import Action, Kind, Schedule, check_copies, check_schedule
 
-__all__ = ["SCHEDULES", "chimera", "dualpipe_v", "generate", "gpipe", "interleaved", "kind_and_width", "one_f_one_b",
-           "zb_h1", "zb_h2", "zb_v"]
+__all__ = ["SCHEDULES", "chimera", "chunks_of", "dualpipe_v", "generate", "gpipe", "interleaved", "named_schedule",
+           "numbers_of", "one_f_one_b", "own_name", "pipes_of", "schedule_title", "splits_backward", "zb_h1", "zb_h2",
+           "zb_v"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -203,17 +211,115 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
 
 @lru_cache(maxsize=256)
 def generate(text: str, ranks: int, microbatches: int) -> Schedule:
-    """The schedule called `text`: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes).
+    """The schedule called `text`: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes), or its own.
 
     Raises InputError for an unknown name, and where the numbers do not fit the schedule.
     """
-    name, width = kind_and_width(text)
     if ranks < 1 or microbatches < 1:
         raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
-    return SCHEDULES[name](ranks, microbatches, width)
+    own = _own(text)
+    if own is None:
+        name, width = _kind_and_width(text)
+        return SCHEDULES[name](ranks, microbatches, width)
+    if (len(own.actions), own.microbatches) != (ranks, microbatches):
+        raise InputError(f"the {schedule_title(text)} is for these numbers alone, and {ranks} ranks and {microbatches} "
+                         "microbatches are asked for")
+    return own
 
 
-def kind_and_width(text: str) -> tuple[str, int]:
+def named_schedule(text: str) -> str:
+    """The name of a schedule: the text itself, or what the file that it names has in it, as `own_name` says it.
+
+    Raises InputError for an unknown name, a file that cannot be read, and a schedule that cannot run.
+    """
+    if (own := _own(text)) is not None:
+        return own_name(own)
+    if not any(letter in text for letter in "./\\"):
+        _kind_and_width(text)
+        return text
+    try:
+        written = Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the schedule {text!r}: {getattr(error, 'strerror', None) or error}; give a "
+                         f"file, or a name: {NAMES}") from None
+    try:
+        lines = [line for line in written.splitlines() if line.split("#")[0].strip()]
+        return own_name(Schedule.parse("\n".join(lines)))
+    except InputError as error:
+        raise InputError(f"{text}: {error}") from None
+
+
+def own_name(schedule: Schedule) -> str:
+    """A schedule on one line, which is its name. Raises InputError where it cannot run, or not as copies of stages.
+
+    Every rank has equally many stages: a part of the cluster is cut into as many.
+    """
+    check_schedule(schedule)
+    check_copies(schedule)
+    each = Counter(rank for pipe in schedule.placement for rank in pipe)
+    if len({each[rank] for rank in range(len(schedule.actions))}) > 1:
+        raise InputError("ranks have different numbers of stages: give each as many")
+    if schedule.stages % len(schedule.actions):
+        raise InputError(f"a pipe has {schedule.stages} stages on {len(schedule.actions)} ranks: it has one for each, "
+                         "or twice as many, or more")
+    where = " / ".join(" ".join(map(str, pipe)) for pipe in schedule.placement)
+    rows = " | ".join(" ".join(map(str, row)) for row in schedule.actions)
+    return f"{schedule.microbatches} on {where}: {rows}"
+
+
+@lru_cache(maxsize=256)
+def _own(name: str) -> Schedule | None:
+    """The schedule that a name of `own_name` says; None for other names."""
+    match = re.fullmatch(r"(\d+) on ([\d /]+): (.*)", name)
+    if match is None:
+        return None
+    rows = [f"rank {rank}: {row.strip()}" for rank, row in enumerate(match[3].split("|"))]
+    return Schedule.parse("\n".join((f"microbatches {match[1]}, stages on ranks {match[2]}", *rows)))
+
+
+def numbers_of(name: str) -> tuple[int, int] | None:
+    """The ranks and microbatches for which a schedule is that a user wrote; None for those that are for any."""
+    own = _own(name)
+    return None if own is None else (len(own.actions), own.microbatches)
+
+
+def schedule_title(name: str) -> str:
+    """A schedule as a person reads it: its name, or what it is if its actions are its name."""
+    own = _own(name)
+    return name if own is None else \
+        f"written schedule of {len(own.actions)} ranks and {own.microbatches} microbatches"
+
+
+def splits_backward(name: str) -> bool:
+    """Whether a schedule splits backward into B and W."""
+    own = _own(name)
+    if own is not None:
+        return any(action.kind == "W" for action in own)
+    return name.startswith("zb-") or name == "dualpipe-v"
+
+
+def pipes_of(name: str) -> int:
+    """The number of pipes of a schedule. Raises InputError for an unknown name."""
+    if (own := _own(name)) is not None:
+        return own.pipes
+    kind, width = _kind_and_width(name)
+    return 2 * width if kind == "chimera" else 1
+
+
+def chunks_of(name: str) -> int:
+    """The number of stages of a pipe for each rank of a schedule. Raises InputError for an unknown name."""
+    if (own := _own(name)) is not None:
+        return own.stages // len(own.actions)
+    kind, width = _kind_and_width(name)
+    if kind in ("zb-v", "dualpipe-v"):
+        return 2
+    return width if kind == "interleaved" else 1
+
+
+NAMES = "gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, dualpipe-v or chimera:PAIRS"
+
+
+def _kind_and_width(text: str) -> tuple[str, int]:
     """The name of the schedule called `text`, and its chunks or pairs, 1 where it counts none.
 
     Raises InputError for an unknown name. Whether such a schedule is for some ranks, `generate` says.
@@ -221,6 +327,5 @@ def kind_and_width(text: str) -> tuple[str, int]:
     name, colon, width = text.partition(":")
     counted = name in ("interleaved", "chimera")
     if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):
-        raise InputError(f"{text!r} is no schedule; write gpipe, 1f1b, interleaved:CHUNKS, zb-h1, zb-h2, zb-v, "
-                         "dualpipe-v or chimera:PAIRS")
+        raise InputError(f"{text!r} is no schedule; write {NAMES}, or the name of a file that has one")
     return name, int(width or 1)

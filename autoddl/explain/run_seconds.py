@@ -15,6 +15,7 @@ from contextlib import suppress
 from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_schedules import splits_backward
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster, parse_cluster
@@ -25,7 +26,6 @@ from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.operators.fusion import as_compiled
 from autoddl.planner.pipelines.part_ranks import part_clusters
-from autoddl.planner.pipelines.staged import splits_backward
 from autoddl.planner.pipelines.staged_steps import simulated
 from autoddl.schedule.run_step import run_seconds, stage_run_seconds
 

@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import chunks_of, schedule_title
 from autoddl.core.precision import Precision
 from autoddl.core.recompute import check_policy
 
@@ -100,7 +100,7 @@ class Configuration:
                              "out, or give a tensor degree above 1")
         Precision.parse(self.precision)
         check_policy(self.recompute)
-        generate(self.schedule, 2, 4)
+        chunks_of(self.schedule)
 
     def degree(self, *roles: str) -> int:
         """The ranks of a stage with any of these roles."""
@@ -114,7 +114,7 @@ class Configuration:
     @property
     def all_stages(self) -> int:
         """Stages on all parts together, of which a schedule may have several on each."""
-        return self.stages * (len(generate(self.schedule, 2, 4).placement[0]) // 2)
+        return self.stages * chunks_of(self.schedule)
 
     @property
     def ranks(self) -> int:
@@ -134,7 +134,7 @@ class Configuration:
                  f"row{'s' * (self.microbatch > 1)} a rank"]
         if self.stages > 1:
             cut = f" of {'+'.join(map(str, self.layers))} blocks" if self.layers else ""
-            parts.append(f"schedule {self.schedule}{cut}")
+            parts.append(f"schedule {schedule_title(self.schedule)}{cut}")
         if self.sequence:
             parts.append("sequence parallel")
         if self.experts > 1:

@@ -14,6 +14,7 @@ from itertools import product
 from math import log2
 
 from autoddl.core.errors import InputError
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.precision import Precision
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
 from autoddl.export.target import Target, TargetLimits
@@ -132,7 +133,7 @@ def _pipeline(given: Configuration, target: Target) -> tuple[Configuration, list
             name = "1f1b"
         layers = given.layers if chunks == 1 or name != "1f1b" else ()
         found = replace(found, schedule=name, layers=layers)
-        lost.append(f"schedule {given.schedule} becomes {name}")
+        lost.append(f"schedule {schedule_title(given.schedule)} becomes {name}")
     if found.layers and not limits.layers:
         lost.append(f"stages of {'+'.join(map(str, found.layers))} blocks become stages of equally many")
         found = replace(found, layers=())

@@ -17,6 +17,7 @@ from autoddl.api import Progress, plan_among
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.graph import graph_from_text, graph_to_text
 from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline_schedules import splits_backward
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree
@@ -28,7 +29,7 @@ from autoddl.planner.pins import region_of
 from autoddl.planner.pipelines.pipeline_candidate import try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.staged import Staged, splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.question import Question, question_of, task_of_question
 from autoddl.planner.task import PlanTask
 

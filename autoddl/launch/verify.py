@@ -40,6 +40,7 @@ from autoddl.capture.factory import Factory
 from autoddl.core.errors import InputError
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.layout import Axis, Mesh
+from autoddl.core.pipeline_schedules import pipes_of
 from autoddl.core.plan import Plan
 from autoddl.core.precision import Precision
 from autoddl.core.processes import free_bytes
@@ -47,7 +48,7 @@ from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.launch.launch import launch, python_module
 from autoddl.launch.programs import plan_of_batch
 from autoddl.launch.temporary import temporary_folder
-from autoddl.planner.pipelines.staged import mesh_of_parts, pipes_of
+from autoddl.planner.pipelines.staged import mesh_of_parts
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

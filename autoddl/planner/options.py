@@ -16,7 +16,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
 from autoddl.core.pipeline import sizes_of
-from autoddl.core.pipeline_schedules import kind_and_width
+from autoddl.core.pipeline_schedules import named_schedule
 from autoddl.core.precision import RECIPES, Precision
 from autoddl.core.recompute import NO_RECOMPUTE, check_policy
 from autoddl.core.sparse import SparseRule
@@ -137,7 +137,8 @@ class PlanOptions:
     """Numbers of ranks of the stages to choose from, as text: `1+1+2`, `even`, or `any` for both kinds."""
 
     schedule: tuple[str, ...] = _option(("1f1b",), "schedules of a pipeline to choose from: 1f1b, gpipe, "
-                                        "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v, chimera:1",
+                                        "interleaved:2, zb-h1, zb-h2, zb-v, dualpipe-v, chimera:1, or a file that has "
+                                        "one, as the verb schedule prints it",
                                         metavar="NAME,NAME,...", written=str)
     """Schedules of a pipeline to choose from, as text (`core.pipeline_schedules`), each once."""
 
@@ -289,11 +290,12 @@ def _rising(numbers: Sequence[int], what: str, one: str) -> tuple[int, ...]:
 
 
 def _schedules(names: Sequence[str]) -> tuple[str, ...]:
-    """The schedules to try, each once; one text names several with commas. Raises InputError for an unknown one."""
+    """The schedules to try, each once; one text names several with commas, and a file has one that a user wrote.
+
+    Raises InputError for an unknown one, and for one that cannot run.
+    """
     texts = names.split(",") if isinstance(names, str) else names
-    found = tuple(dict.fromkeys(text.strip() for text in texts))
-    for name in found:
-        kind_and_width(name)
+    found = tuple(dict.fromkeys(named_schedule(text.strip()) for text in texts))
     if not found:
         raise InputError("a pipeline has some schedule: name one, like '1f1b'")
     return found

@@ -28,7 +28,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
 from autoddl.core.pipeline_cuts import StageSeconds
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import generate, splits_backward
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, transfers_of
 from autoddl.cost_models import Cluster
@@ -43,7 +43,7 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import allowed_meshes, region_of
 from autoddl.planner.pipelines.part_ranks import ranks_of_parts
 from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
-from autoddl.planner.pipelines.staged import splits_backward, stage_cluster
+from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.planner.pipelines.staged_steps import transfer_ends, transfer_seconds
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import PlanTask

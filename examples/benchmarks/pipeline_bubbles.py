@@ -39,6 +39,7 @@ from torch import Tensor, nn
 from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_schedules import chunks_of
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.launch.launch import launch
@@ -46,7 +47,7 @@ from autoddl.launch.places import network_places
 from autoddl.launch.shaped_network import shape_links
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
-from autoddl.planner.pipelines.staged import Staged, chunks_of
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, staged_step
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import task_of

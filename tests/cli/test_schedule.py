@@ -1,6 +1,7 @@
 """The verb `schedule`: who runs which pass of which stage, and when."""
 
 import json
+from pathlib import Path
 
 import pytest
 from shell import shell
@@ -20,6 +21,14 @@ def test_its_json_can_be_read_back() -> None:
     data = json.loads(shell("schedule", "interleaved:2", "--ranks", "4", "--microbatches", "8", "--json").out)
     assert Schedule.parse(data["schedule"]) == generate("interleaved:2", 4, 8) and data["stages"] == 8
     assert data["bubble"] == pytest.approx(3 / (2 * 8 + 3))
+
+
+def test_what_is_shown_first_is_a_file_of_a_schedule(tmp_path: Path) -> None:
+    said = shell("schedule", "zb-h1", "--ranks", "2", "--microbatches", "3").out
+    (tmp_path / "own.txt").write_text(said.split("\n\n")[0])
+    again = shell("schedule", str(tmp_path / "own.txt"))
+    assert (again.code, again.out) == (0, said)
+    assert shell("schedule", str(tmp_path / "own.txt"), "--ranks", "4").code == 2
 
 
 def test_an_unknown_schedule_names_the_known_ones() -> None:

@@ -47,6 +47,9 @@ def refused(said: Said, pattern: str, code: int = 2) -> None:
     (4, "--stages 4 --schedule interleaved:2 --microbatches 2 --set layers=8", "2 microbatches are no multiple", 2),
     (2, "--stages 2 --schedule zb-h1", "one microbatch has no other: take 1f1b, or more microbatches", 2),
     (2, "--stages 2 --schedule chimera:1 --microbatches 1", "chimera:1: 2 ranks and 1 microbatches", 2),
+    (2, "--stages 2 --schedule no/such.txt", "cannot read the schedule 'no/such.txt': No such file or directory", 2),
+    (2, "--stages 2 --microbatches 2 --schedule gpipe --budget 60kB", "rank 0 of gpipe has 2 microbatches of its "
+     "stages at 0F1; take more stages", 3),
     (2, "--stages 2 --schedule 2f2b", "'2f2b' is no schedule; write gpipe, 1f1b", 2),
     (2, "--stages 2 --mesh net=2", "mesh 'net=2' has 2 ranks, cluster pair/2 has 1 devices", 2),
     (2, "--stages 2 --pin 'tail.*: one=B'", "pin 'tail.*: one=B' matches no parameter and no module", 2),

@@ -1,14 +1,33 @@
 """Schedules: text both ways, every generator complete, its bubble and its memory by closed form, and errors."""
 
+import random
 from collections import Counter
 from itertools import product
+from pathlib import Path
 
 import pytest
+from random_pipelines import draw_written
 
 from autoddl.cli.tables.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Action, Schedule, check_schedule, live_activations, needs, peak_activations
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline import (
+    Action,
+    Schedule,
+    check_schedule,
+    fullest,
+    live_activations,
+    needs,
+    peak_activations,
+)
+from autoddl.core.pipeline_schedules import (
+    chunks_of,
+    generate,
+    named_schedule,
+    numbers_of,
+    pipes_of,
+    schedule_title,
+    splits_backward,
+)
 from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 
 DEPTHS = range(2, 9)
@@ -177,6 +196,37 @@ def test_a_microbatch_stays_in_its_pipe() -> None:
 def test_texts_that_are_no_schedule(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words):
         Schedule.parse(text)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_written_schedule_has_its_actions_as_its_name(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    made = draw_written(rng, rng.randint(1, 4), rng.randint(1, 5))
+    check_schedule(made)
+    (tmp_path / "own.txt").write_text(f"# mine\n\n{made}\n")
+    name = named_schedule(str(tmp_path / "own.txt"))
+    ranks, count = len(made.actions), made.microbatches
+    assert named_schedule(name) == name and "," not in name and numbers_of(name) == (ranks, count)
+    assert generate(name, ranks, count) == made and schedule_title(name).startswith("written schedule of")
+    assert splits_backward(name) == any(one.kind == "W" for one in made)
+    assert (chunks_of(name), pipes_of(name)) == (made.stages // ranks, 1)
+    with pytest.raises(InputError, match=f"is for these numbers alone, and {ranks} ranks and {count + 1} microbatches"):
+        generate(name, ranks, count + 1)
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("microbatches 1, stages on ranks 0 1\nrank 0: 0F0 0B0\nrank 1: 1B0 1F0", "own.txt: rank 1, step 1: 1B0 waits for"),
+    ("microbatches 1, stages on ranks 0 1 1\nrank 0: 0F0 0B0\nrank 1: 1F0 2F0 2B0 1B0", "give each as many"),
+    ("1F0 1B0", "begins no schedule"), ("microbatches 1, stages on ranks 0\nrank 0: 0F0 0X0", "'0X0' is no action")])
+def test_a_written_schedule_that_cannot_run_is_refused(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "own.txt").write_text(text)
+    with pytest.raises(InputError, match=words):
+        named_schedule(str(tmp_path / "own.txt"))
+
+
+def test_the_fullest_rank_is_where_most_is_live() -> None:
+    assert fullest(generate("1f1b", 3, 4)) == (3, 0, Action(0, "F", 2))
+    assert fullest(generate("gpipe", 2, 4))[0] == 4
 
 
 @pytest.mark.parametrize(("text", "ranks", "n", "words"), [

@@ -1,5 +1,6 @@
 """A plan with stages computes what one process does, sends what was predicted, and does so to the bit in every run."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -11,6 +12,7 @@ import zoo
 from branching import WAYS
 from planmaker import cluster_of
 from precise import Precise
+from random_pipelines import draw_written
 from random_plans import random_plan
 from ranks import forget, on_ranks, shared
 from sampling import parametrize_or_slow
@@ -23,7 +25,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.hubs import add_hubs, needed_ops
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import chunks_of, generate, own_name
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
@@ -171,12 +173,16 @@ UNEQUAL = [("gpt2-4", 3, "1f1b", "one=1 / one=1 / all=2", 4), ("llama-4", 3, "zb
            ("unet", 4, "1f1b", "all=2 / one=1 / one=1 / all=2", 4), ("llama-4", 4, "interleaved:2", "one=1 / all=2", 4),
            ("vit-4", 4, "zb-v", "all=2 / one=1", 4), ("gpt2-4", 4, "chimera:1", "all=2 / one=1 / one=1 / all=2", 4)]
 """Stages on different numbers of ranks."""
+DRAWN = [own_name(draw_written(random.Random(seed), 2, 4)) for seed in range(9)]
+WRITTEN = [(name, 2 * chunks_of(one), one, mesh, 4) for one, name, mesh in zip(
+    DRAWN, ("gpt-4", "llama-4", "vit-4") * 3, ("one=1", "all=2") * 5, strict=False)]
+"""Schedules in the order of no rule, as somebody may write them."""
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK, WIDE + DEEP + UNEQUAL + SPLIT + CHUNKED + TIED
-                   + BOTH_WAYS + SKIPPING + BRANCHED)
+@parametrize_or_slow("name,stages,schedule,mesh,m", QUICK + WRITTEN[:1], WRITTEN[1:] + WIDE + DEEP + UNEQUAL + SPLIT
+                   + CHUNKED + TIED + BOTH_WAYS + SKIPPING + BRANCHED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 

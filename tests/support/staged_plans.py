@@ -11,10 +11,9 @@ from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Schedule, first_ranks, flights_of
-from autoddl.core.pipeline_schedules import generate
+from autoddl.core.pipeline_schedules import chunks_of, generate
 from autoddl.core.plan import VERSION, Pipeline, Plan, Stage
 from autoddl.core.stages import cut_graph
-from autoddl.planner.pipelines.staged import chunks_of
 from autoddl.schedule.stage_lanes import StoredApart, stored_apart
 
 __all__ = ["apart", "cuts_before", "even_cuts", "staged_plan"]

@@ -6,6 +6,7 @@ from autoddl.cli.page.charts import points
 from autoddl.cli.page.facts import Facts
 from autoddl.cli.page.html import Html, datum, element, nbytes, part, seconds, section, table
 from autoddl.cli.tables.plan_tables import operator_rows, parameter_rows
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.cost_models import show_bytes, show_seconds
 from autoddl.explain.explain import Named
 
@@ -36,7 +37,7 @@ def other_choices(facts: Facts) -> Html:
     """Other choices and the best whole plan with each; of a plan with stages, what became of each pipeline."""
     plan = facts.plan
     if facts.explained is None:
-        rows = [(str(row["stages"]), row["schedule"], str(row["microbatches"]),
+        rows = [(str(row["stages"]), schedule_title(row["schedule"]), str(row["microbatches"]),
                  "-" if row["seconds"] is None else seconds(row["seconds"], f"plan/source/alternatives/{i}/seconds"),
                  "no plan" if row["bound"] is None else seconds(row["bound"], f"plan/source/alternatives/{i}/bound"),
                  row["detail"]) for i, row in enumerate(plan.source.get("alternatives", ()))]

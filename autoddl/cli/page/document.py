@@ -6,6 +6,7 @@ from autoddl.cli.page.html import Html, element
 from autoddl.cli.page.measured import measured
 from autoddl.cli.page.opening import at_a_glance, splits
 from autoddl.cli.page.step import by_kind, memory, time_line
+from autoddl.core.pipeline_schedules import schedule_title
 
 __all__ = ["document"]
 
@@ -81,7 +82,8 @@ def document(facts: Facts) -> str:
                    element("title", title), element("style", Html(_style())))
     sections = [at_a_glance(facts), measured(facts), splits(facts), time_line(facts), memory(facts), by_kind(facts),
                 worth(facts), front(facts), other_choices(facts), layouts(facts)]
-    stages = "" if plan.pipeline is None else f", {len(plan.pipeline.stages)} stages, schedule {plan.pipeline.name}"
+    stages = "" if plan.pipeline is None else \
+        f", {len(plan.pipeline.stages)} stages, schedule {schedule_title(plan.pipeline.name)}"
     body = element("body", element("h1", title), element("p", f"Mesh {plan.mesh}{stages}, over {plan.backend}.",
                                                          class_="note"),
                    *sections, element("div", id="tip"), element("script", Html(_SCRIPT)))

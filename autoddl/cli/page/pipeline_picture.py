@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
@@ -35,8 +36,9 @@ def draw_pipeline(plan: Plan, path: Path) -> None:
     heights = 0.28 * len(rows) + 0.8, 0.45 * len(line.ranks) + 1.2
     figure = Figure(figsize=(12, sum(heights) + 0.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=heights)
-    figure.suptitle(f"{plan.model} on {plan.cluster}, {len(plan.pipeline.stages)} stages, {plan.pipeline.name}, "
-                    f"{plan.microbatches} microbatches: {line.makespan:.4g} s a step, {step.idle:.1%} of it idle")
+    figure.suptitle(f"{plan.model} on {plan.cluster}, {len(plan.pipeline.stages)} stages, "
+                    f"{schedule_title(plan.pipeline.name)}, {plan.microbatches} microbatches: "
+                    f"{line.makespan:.4g} s a step, {step.idle:.1%} of it idle")
     _time_line(top, rows, line.makespan)
     _memory(bottom, plan, len(line.ranks))
     figure.savefig(path)

@@ -17,6 +17,7 @@ from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import sizes_text
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
@@ -67,7 +68,8 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     assert plan.pipeline is not None
     predicted, table = plan.predicted, grid()
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
-    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, schedule {plan.pipeline.name}, {plan.microbatches} "
+    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, schedule {schedule_title(plan.pipeline.name)}, "
+                              f"{plan.microbatches} "
                               f"microbatch{'es' * (plan.microbatches > 1)}")
     for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
                 *sparse_rows(plan)):
@@ -123,7 +125,7 @@ def alternatives_table(plan: Plan) -> RenderableType:
     table = columns("stages", "schedule", "microbatches", "best", "peak", "no less than", "")
     for row in alternatives_of(plan):
         ranks = f" of {sizes_text(row['sizes'])} ranks" if row.get("sizes") else ""
-        table.add_row(f"{row['stages']}{ranks}", row["schedule"], str(row["microbatches"]),
+        table.add_row(f"{row['stages']}{ranks}", schedule_title(row["schedule"]), str(row["microbatches"]),
                       "-" if row["seconds"] is None else show_seconds(row["seconds"]),
                       "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
                       "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])

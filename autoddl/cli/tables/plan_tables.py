@@ -20,6 +20,7 @@ from autoddl.cli.tables.table_style import columns, grid, layout_legend
 from autoddl.core.graph import Kind, graph_from_text
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_rows
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Conversion, Plan
 from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
@@ -134,7 +135,7 @@ def _shape(plan: Plan) -> str:
     if plan.pipeline is None:
         return str(plan.mesh)
     meshes = dict.fromkeys(str(stage.plan.mesh) for stage in plan.pipeline.stages)
-    return f"{len(plan.pipeline.stages)} stages of {' or '.join(meshes)}, {plan.pipeline.name}"
+    return f"{len(plan.pipeline.stages)} stages of {' or '.join(meshes)}, {schedule_title(plan.pipeline.name)}"
 
 
 def _parts(plan: Plan) -> str:

@@ -29,6 +29,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, ListedPlans, PathBound
 from autoddl.core.pipeline_proofs import proof_to_json
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
@@ -488,4 +489,5 @@ class CutSearch:
     def _say(self, what: str) -> None:
         part = self.part
         ranks = f" of {sizes_text(part.sizes)} ranks" if part.sizes else ""
-        self.tell(f"solving {part.stages} stages{ranks}, {self.name}, {part.microbatches} microbatches: {what}")
+        self.tell(f"solving {part.stages} stages{ranks}, {schedule_title(self.name)}, {part.microbatches} "
+                  f"microbatches: {what}")

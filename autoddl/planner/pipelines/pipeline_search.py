@@ -18,7 +18,8 @@ from typing import NamedTuple
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import sizes_of
+from autoddl.core.pipeline import fullest, sizes_of
+from autoddl.core.pipeline_schedules import chunks_of, pipes_of, schedule_title, splits_backward
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import StageGraph, cut_graph
@@ -33,7 +34,7 @@ from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch,
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.stage_units import structure
-from autoddl.planner.pipelines.staged import Staged, chunks_of, pipes_of, splits_backward
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
@@ -71,7 +72,8 @@ class PipelineFound:
     """The best pipeline, None where none beats what there was; the least bound of all candidates; and all of them.
 
     `needed` are the least bytes of a rank that some stage needs of those that were found not to fit. `problem` is why
-    cuts cannot be, where none of them cannot for its bytes.
+    cuts cannot be, where none of them cannot for its bytes. `crowd` says where the schedule with the fewest
+    microbatches at once has most of them.
     """
 
     plan: Plan | None
@@ -79,6 +81,7 @@ class PipelineFound:
     alternatives: tuple[Alternative, ...]
     needed: float
     problem: InputError | None = None
+    crowd: str = ""
 
 
 def search_pipelines(task: PlanTask, best: float, progress: Progress | None = None) -> PipelineFound:
@@ -142,7 +145,16 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
                          None if any(one.is_full for one in searches) else
-                         next((one.problem for one in searches if one.problem), None))
+                         next((one.problem for one in searches if one.problem), None), _crowd(searches))
+
+
+def _crowd(searches: Sequence[CutSearch]) -> str:
+    """Which rank has most microbatches at once, of the schedule where they are fewest, and from which action on."""
+    every = [(*fullest(one.schedule), one.name) for one in searches]
+    if not every:
+        return ""
+    most, rank, action, name = min(every)
+    return f"rank {rank} of {schedule_title(name)} has {most} microbatch{'es' * (most > 1)} of its stages at {action}; "
 
 
 def _run(searches: Sequence[CutSearch], best: float, is_over: Callable[[float], bool]) -> None:
@@ -247,7 +259,7 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
     if best is None:
         least = min(found.needed, problem.needed if problem else inf) if found.bound == inf else 0.0
         raise Infeasible(least, task.budget,
-                         "take more stages, recomputation, a smaller batch or a larger budget",
+                         f"{found.crowd}take more stages, recomputation, a smaller batch or a larger budget",
                          problem.reachable if problem else inf)
     drawn = best.draw()
     return replace(drawn, bound=min(bound, drawn.predicted.seconds),

@@ -11,10 +11,10 @@ from math import gcd
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks, sizes_text
-from autoddl.core.pipeline_schedules import generate, kind_and_width
+from autoddl.core.pipeline_schedules import chunks_of, generate, schedule_title, splits_backward
 from autoddl.cost_models import Cluster
 
-__all__ = ["PIPE", "Staged", "chunks_of", "mesh_of_parts", "pipes_of", "splits_backward", "stage_cluster"]
+__all__ = ["PIPE", "Staged", "mesh_of_parts", "stage_cluster"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
@@ -93,14 +93,15 @@ class Staged:
         """The schedule, checked. Raises InputError where there is none so."""
         made = generate(self.name, self.parts, self.microbatches)
         if self.sizes and (self.stages > self.parts or made.pipes > 1):
-            raise InputError(f"schedule {self.name} has several stages on each part of the cluster, and stage ranks "
-                             f"{sizes_text(self.sizes)} give each stage ranks of its own: take 1f1b, gpipe, "
-                             "zb-h1 or zb-h2, or leave stage ranks out")
+            raise InputError(f"schedule {schedule_title(self.name)} has several stages on each part of the cluster, "
+                             f"and stage ranks {sizes_text(self.sizes)} give each stage ranks of its own: take 1f1b, "
+                             "gpipe, zb-h1 or zb-h2, or leave stage ranks out")
         check_schedule(made)
         check_copies(made)
         if self.splits and self.microbatches == 1:
-            raise InputError(f"schedule {self.name} puts gradients of weights off behind other microbatches, and a "
-                             "step of one microbatch has no other: take 1f1b, or more microbatches")
+            raise InputError(f"schedule {schedule_title(self.name)} puts gradients of weights off behind other "
+                             "microbatches, and a step of one microbatch has no other: take 1f1b, or more "
+                             "microbatches")
         return made
 
 
@@ -109,22 +110,3 @@ def mesh_of_parts(sizes: Sequence[int]) -> Mesh:
     if len(set(sizes)) > 1:
         return Mesh((Axis(PIPE, sum(sizes)),))
     return Mesh((Axis(PIPE, len(sizes)), Axis("rank", sizes[0])))
-
-
-def splits_backward(name: str) -> bool:
-    """Whether a schedule splits backward into B and W."""
-    return name.startswith("zb-") or name == "dualpipe-v"
-
-
-def pipes_of(name: str) -> int:
-    """The number of pipes of a schedule."""
-    kind, width = kind_and_width(name)
-    return 2 * width if kind == "chimera" else 1
-
-
-def chunks_of(name: str) -> int:
-    """The number of stages that a schedule has on every part of the cluster."""
-    kind, width = kind_and_width(name)
-    if kind in ("zb-v", "dualpipe-v"):
-        return 2
-    return width if kind == "interleaved" else 1

@@ -14,6 +14,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.graph import Graph, graph_to_text
 from autoddl.core.hubs import needed_ops
+from autoddl.core.pipeline_schedules import chunks_of, schedule_title
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
 from autoddl.cost_models import Cluster
@@ -24,7 +25,7 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut, try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.staged import Staged, chunks_of, stage_cluster
+from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
@@ -81,7 +82,8 @@ def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = 
     every: list[_Solved | Infeasible | InputError] = []
     for k, (parts, microbatches) in enumerate(asked):
         if progress:
-            progress(f"uniform pipelines on {parts} parts, {schedule}, {microbatches} microbatches", k, len(asked))
+            progress(f"uniform pipelines on {parts} parts, {schedule_title(schedule)}, {microbatches} microbatches", k,
+                     len(asked))
         every += _attempts(task, schedule, parts, microbatches)
     solved = [one for one in every if isinstance(one, _Solved)]
     if not solved:
