@@ -1,5 +1,5 @@
 """A refactor changes no plan: these are byte-compared. Where a change of price or rule means to change one, write them
-anew with `python tests/whole/test_golden_plans.py` and say the predicted seconds before and after."""
+anew with `PYTHONPATH=tests/support python tests/whole/test_golden_plans.py` and say the seconds before and after."""
 
 import json
 import os
