@@ -107,6 +107,13 @@ def idle_axes(plan: Plan) -> tuple[str, ...]:
     return tuple(axis.name for a, axis in enumerate(plan.mesh.axes) if axis.size > 1 and a not in busy)
 
 
+def unweighed(plan: Plan) -> int:
+    """The number of pipelines for which no plan was found, and whose bounds leave more than the tolerance open."""
+    least = plan.predicted.seconds * (1 - (plan.source.get("asked") or {}).get("tolerance", 0.0))
+    return sum(row["seconds"] is None and row["bound"] is not None and row["bound"] < least
+               for row in plan.source.get("alternatives", ()))
+
+
 def untried(plan: Plan) -> tuple[str, ...]:
     """Names the options that may make the step of a plan faster, and that its search was not given.
 
@@ -118,14 +125,17 @@ def untried(plan: Plan) -> tuple[str, ...]:
     compiled = "software" in source or "cluster" not in source or parse_cluster(
         source["cluster"], "the plan's cluster").device.compiled
     recipe, staged = plan.precision.split(","), plan.pipeline is not None
+    asked, open_ones = max((source.get("asked") or {}).get("stages") or [1]) > 1, unweighed(plan)
     texts = [text for text, wanted in (
         ("--overlap finds the plan whose communication hides best",
          sent and not staged and predicted.line_bound is None),
-        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not source.get("mine")
-         and ("graph" not in source or where_rows_meet(graph_from_text(source["graph"])) is None)),
+        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not asked
+         and not source.get("mine") and ("graph" not in source
+                                         or where_rows_meet(graph_from_text(source["graph"])) is None)),
         (f"--precision {plan.precision},reduce=bfloat16 sends gradients in half the bytes",
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
         ("--compress gradients=int8 sends gradients in a byte a value, with an error",
          sent and not source.get("compress") and not plan.sparse_sums),
+        (f"a larger --stages-limit: {open_ones} pipelines may be faster, and the time was over before", open_ones > 0),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
     return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)

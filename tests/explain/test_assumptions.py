@@ -12,7 +12,7 @@ from autoddl.cli.tables.assumption_rows import assumption_rows
 from autoddl.core.layout import B, Layout, Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried
+from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried, unweighed
 
 SLOW_LINKS = """name: slow
 device: {name: core, kind: cpu, memory: 1 GB, bandwidth: 10 GB/s, peak: {float32: 96 GFLOP/s}}
@@ -64,6 +64,17 @@ def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
     given = replace(sent, precision="bf16-mixed,reduce=bfloat16", predicted=replace(sent.predicted, line_bound=0.0),
                     source=sent.source | {"compress": ["hybrid"], "software": "torchtitan", "mine": "dp=2"})
     assert untried(given) == () and untried(replace(sent, source={})) == ()
+
+
+def test_pipelines_for_which_the_time_was_too_short_are_named(alone: Plan) -> None:
+    seconds = alone.predicted.seconds
+    rows = [{"seconds": found, "bound": bound} for found, bound in (
+        (None, 0.5 * seconds), (None, 0.995 * seconds), (seconds, 0.5 * seconds), (None, None))]
+    asked = alone.source | {"alternatives": rows, "asked": {"stages": [1, 2], "tolerance": 0.01}}
+    sent = replace(alone, source=asked, predicted=replace(alone.predicted, communication={"net": 0.5 * seconds}))
+    said = [text.split(":")[0] for text in untried(sent)]
+    assert "a larger --stages-limit" in said and not any(text.startswith("--stages ") for text in said)
+    assert unweighed(sent) == 1 and unweighed(alone) == 0
 
 
 def test_a_cluster_unlike_any_that_is_sold_is_named() -> None:
