@@ -176,6 +176,8 @@ def least_peak(search: RowProblems, moments: Sequence[Moment]) -> tuple[float, R
             choice = min(choices, key=lambda x: search.peaks.of(x).nbytes)
         if choice is None or choice in planes or search.peaks.of(choice).nbytes <= best[0] * (1 + CLOSE):
             break
+        if search.late() and search.peaks.least_bytes <= search.budget:
+            break  # some plan fits
         planes.append(choice)
         moment = search.moment_of(choice)
         known += [moment] * (moment not in known)
