@@ -3,6 +3,8 @@
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, combinations, product
+from math import inf
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +31,7 @@ from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut
-from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
+from autoddl.planner.pipelines.pipeline_search import WithoutStages, _run, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
@@ -356,3 +358,36 @@ def test_another_problem_than_bytes_is_raised_only_where_no_cut_is_too_full(
     options = PlanOptions(stages=(2,), schedule=("1f1b",), microbatches=(2,), max_axes=1, workers=1)
     with pytest.raises(error):
         staged_plan(task_of(Chain((8,) * 5), TWO_BY_TWO, torch.randn(8, 8), options, "chain", None), None, None)
+
+
+def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known() -> None:
+    """First where no stages share ranks, of candidates that may be faster; then the least bounds are raised."""
+    done = list[str]()
+
+    class Candidate:
+        found, seconds, best, rounds, is_hurried, is_done = None, inf, inf, 0, False, False
+
+        def __init__(self, name: str, bound: float, shares: bool) -> None:
+            self.name, self.bound, self.part = name, bound, SimpleNamespace(shares=shares)
+
+        def hurry(self) -> None:
+            self.is_hurried = True
+            done.append(f"hurry {self.name}")
+
+        def advance(self, best: float) -> None:
+            self.is_done = True
+            done.append(f"advance {self.name}")
+
+        def late(self) -> bool:
+            return False
+
+        def look_around(self) -> None: ...
+
+    every = [Candidate("shared", 1.0, True), Candidate("apart", 2.0, False), Candidate("slow", 9.0, False)]
+    for best, over, expected in ((5.0, 0.3, ["hurry apart", "hurry shared"]), (5.0, 0.2, []), (inf, 0.3, []),
+                                 (inf, 0.6, ["hurry shared"])):
+        for one in every:
+            one.is_hurried = one.is_done = False
+        done.clear()
+        _run(every, best, lambda share, over=over: over >= share)  # type: ignore[arg-type,misc]
+        assert done[:len(expected)] == expected and done[len(expected)].startswith("advance"), (best, over, done)

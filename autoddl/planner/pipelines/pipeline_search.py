@@ -58,6 +58,9 @@ ONE_STAGE = 1 / 16
 FIRST_PLAN = 1 / 2
 """The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
 
+FIRST_PIPELINE = 1 / 4
+"""The same where a plan without stages is known, and no pipeline."""
+
 LAST = 1 / 10
 """The part of the limit that is left for cuts beside the best."""
 
@@ -161,7 +164,9 @@ def _run(searches: Sequence[CutSearch], best: float, is_over: Callable[[float], 
     """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
 
     Where cuts of a candidate were solved, others of nearly as low a bound come first. Once a part of the limit
-    `is_over` without a plan, one is looked for in each candidate before more is learned of their bounds.
+    `is_over` without a plan, one is looked for in each candidate before more is learned of their bounds. Where there is
+    a plan without stages, a pipeline is looked for sooner, and first where no stages share ranks: there one is found
+    soonest.
     """
     def fastest() -> float:
         return min(best, *(one.seconds for one in searches))
@@ -172,8 +177,11 @@ def _run(searches: Sequence[CutSearch], best: float, is_over: Callable[[float], 
 
     while (left := [one for one in searches if not one.is_done]) and not is_last():
         first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
+        waiting = [one for one in left if not one.is_hurried and one.bound < fastest()]
         if fastest() == inf and is_over(FIRST_PLAN) and not first.is_hurried:
             first.hurry()
+        elif waiting and is_over(FIRST_PIPELINE) and fastest() < inf and all(one.found is None for one in searches):
+            min(waiting, key=lambda one: (one.part.shares, one.bound)).hurry()
         else:
             first.advance(fastest())
         for one in searches:
