@@ -50,8 +50,8 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Kind, Schedule, check_copies, check_schedule
 
 __all__ = ["SCHEDULES", "chimera", "chunks_of", "dualpipe_v", "generate", "gpipe", "interleaved", "named_schedule",
-           "numbers_of", "one_f_one_b", "own_name", "pipes_of", "schedule_title", "splits_backward", "zb_h1", "zb_h2",
-           "zb_v"]
+           "numbers_of", "one_f_one_b", "own_name", "pipes_of", "schedule_title", "splits_backward",
+           "written_places", "zb_h1", "zb_h2", "zb_v"]
 
 
 def gpipe(ranks: int, microbatches: int) -> Schedule:
@@ -281,6 +281,11 @@ def numbers_of(name: str) -> tuple[int, int] | None:
     """The ranks and microbatches for which a schedule is that a user wrote; None for those that are for any."""
     own = _own(name)
     return None if own is None else (len(own.actions), own.microbatches)
+
+
+def written_places(name: str) -> str:
+    """Where the stages lie of a schedule that a user wrote; "" for others, where chunks and pipes say it."""
+    return name.partition(" on ")[2].partition(":")[0] if _own(name) is not None else ""
 
 
 def schedule_title(name: str) -> str:

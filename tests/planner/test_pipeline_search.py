@@ -4,7 +4,9 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, combinations, product
 from math import inf
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import RECEIVE, graph_from_text
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Layout, Mesh
-from autoddl.core.pipeline import sizes_of
+from autoddl.core.pipeline import Schedule, sizes_of
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.split_backward import waiting_inputs, weights_of
 from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
@@ -391,3 +393,25 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known() -
         done.clear()
         _run(every, best, lambda share, over=over: over >= share)  # type: ignore[arg-type,misc]
         assert done[:len(expected)] == expected and done[len(expected)].startswith("advance"), (best, over, done)
+
+
+VEE = """microbatches 2, stages on ranks 0 1 1 0
+rank 0: 0F0 0F1 3F0 3B0 3F1 3B1 0B0 0B1
+rank 1: 1F0 2F0 1F1 2F1 2B0 1B0 2B1 1B1
+"""
+
+
+def test_a_written_schedule_is_planned_beside_one_whose_stages_lie_elsewhere(tmp_path: Path) -> None:
+    """As many stages on a rank, in the shape of a V and round the ranks: each plan is the one that is found alone."""
+    (tmp_path / "vee.txt").write_text(VEE)
+    model, sample = Chain((8,) * 6), torch.randn(8, 8)
+    options: dict[str, Any] = {"stages": (2,), "microbatches": (2,), "max_axes": 1, "workers": 1}
+    both = autoddl.plan(model, FOUR, sample, schedule=f"{tmp_path / 'vee.txt'},interleaved:2", **options)
+    alone = [autoddl.plan(model, FOUR, sample, schedule=name, **options)
+             for name in (str(tmp_path / "vee.txt"), "interleaved:2")]
+    best = min(alone, key=lambda plan: plan.predicted.seconds)
+    assert both.pipeline is not None and best.pipeline is not None and both.pipeline.name == best.pipeline.name
+    assert both.predicted.seconds == pytest.approx(best.predicted.seconds, rel=2e-3)
+    assert check_pipeline(both) and all(check_pipeline(plan) for plan in alone)
+    places = [Schedule.parse(plan.pipeline.schedule).placement for plan in alone if plan.pipeline is not None]
+    assert places == [((0, 1, 1, 0),), ((0, 1, 0, 1),)]

@@ -19,7 +19,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import fullest, sizes_of
-from autoddl.core.pipeline_schedules import chunks_of, pipes_of, schedule_title, splits_backward
+from autoddl.core.pipeline_schedules import chunks_of, pipes_of, schedule_title, splits_backward, written_places
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import StageGraph, cut_graph
@@ -99,7 +99,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     asked = [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in divisions(task.cluster, d, options)
              for m in options.microbatches for name in options.schedule]
     searches, problems = list[CutSearch](), list[Alternative]()
-    parts, known = dict[tuple[int, tuple[int, ...], int, int, bool, int], StageParts](), dict[
+    parts, known = dict[tuple[int, tuple[int, ...], int, int, bool, int, str], StageParts](), dict[
         int, dict[int, StageParts]]()
     tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
 
@@ -121,10 +121,11 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         return lambda: processor_seconds() > ends
 
     for d, sizes, m, name in asked:
-        key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name)
+        key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name), written_places(name)
         try:
             if key not in parts:
-                alike = (part for (*one, _, _, pipes), part in parts.items() if (*one, pipes) == (d, sizes, m, key[5]))
+                alike = (part for (*one, _, _, pipes, _), part in parts.items()
+                         if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
                 parts[key] = _part(replace(task, late=late), d, m, name, other, start_clock, sizes,
                                    known.setdefault(m, {}))
