@@ -25,9 +25,9 @@ def schedule_verb(name: Name, ranks: Ranks = None, microbatches: Microbatches = 
     and plan with --schedule FILE.
     """
     from autoddl.cli.tables.pipeline_text import draw_schedule, unit_timeline
-    from autoddl.core.pipeline_schedules import generate, named_schedule, numbers_of
+    from autoddl.core.pipeline_schedules import generate, named_schedule, written_numbers
     name = named_schedule(name)
-    own = numbers_of(name) or (4, 8)
+    own = written_numbers(name) or (4, 8)
     ranks, microbatches = ranks or own[0], microbatches or own[1]
     made = generate(name, ranks, microbatches)
     line = unit_timeline(made)

@@ -16,7 +16,10 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, ListedPlans, PricedStages
 
-__all__ = ["proof_from_json", "proof_to_json"]
+__all__ = ["TIME_OVER", "proof_from_json", "proof_to_json"]
+
+TIME_OVER = "the time was over"
+"""Why a search of cuts ended that might have found more."""
 
 _PROOF: TypeAdapter[CutProof] = TypeAdapter(CutProof)
 _LISTED: TypeAdapter[tuple[ListedPlans, ...]] = TypeAdapter(tuple[ListedPlans, ...])

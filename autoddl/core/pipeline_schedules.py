@@ -50,7 +50,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Action, Kind, Schedule, check_copies, check_schedule
 
 __all__ = ["SCHEDULES", "chimera", "chunks_of", "dualpipe_v", "generate", "gpipe", "interleaved", "named_schedule",
-           "numbers_of", "one_f_one_b", "own_name", "pipes_of", "schedule_title", "splits_backward",
+           "one_f_one_b", "pipes_of", "schedule_title", "splits_backward", "written_name", "written_numbers",
            "written_places", "zb_h1", "zb_h2", "zb_v"]
 
 
@@ -211,13 +211,13 @@ SCHEDULES: Mapping[str, Callable[[int, int, int], Schedule]] = MappingProxyType(
 
 @lru_cache(maxsize=256)
 def generate(text: str, ranks: int, microbatches: int) -> Schedule:
-    """The schedule called `text`: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes), or its own.
+    """The schedule called `text`: `1f1b`, `interleaved:2` (chunks per rank), `chimera:1` (pairs of pipes), or written.
 
     Raises InputError for an unknown name, and where the numbers do not fit the schedule.
     """
     if ranks < 1 or microbatches < 1:
         raise InputError(f"{text} of {microbatches} microbatches on {ranks} ranks: there is at least one of each")
-    own = _own(text)
+    own = _written(text)
     if own is None:
         name, width = _kind_and_width(text)
         return SCHEDULES[name](ranks, microbatches, width)
@@ -228,12 +228,12 @@ def generate(text: str, ranks: int, microbatches: int) -> Schedule:
 
 
 def named_schedule(text: str) -> str:
-    """The name of a schedule: the text itself, or what the file that it names has in it, as `own_name` says it.
+    """The name of a schedule: the text itself, or what the file that it names has in it, as `written_name` says it.
 
     Raises InputError for an unknown name, a file that cannot be read, and a schedule that cannot run.
     """
-    if (own := _own(text)) is not None:
-        return own_name(own)
+    if (own := _written(text)) is not None:
+        return written_name(own)
     if not any(letter in text for letter in "./\\"):
         _kind_and_width(text)
         return text
@@ -244,12 +244,12 @@ def named_schedule(text: str) -> str:
                          f"file, or a name: {NAMES}") from None
     try:
         lines = [line for line in written.splitlines() if line.split("#")[0].strip()]
-        return own_name(Schedule.parse("\n".join(lines)))
+        return written_name(Schedule.parse("\n".join(lines)))
     except InputError as error:
         raise InputError(f"{text}: {error}") from None
 
 
-def own_name(schedule: Schedule) -> str:
+def written_name(schedule: Schedule) -> str:
     """A schedule on one line, which is its name. Raises InputError where it cannot run, or not as copies of stages.
 
     Every rank has equally many stages: a part of the cluster is cut into as many.
@@ -268,8 +268,8 @@ def own_name(schedule: Schedule) -> str:
 
 
 @lru_cache(maxsize=256)
-def _own(name: str) -> Schedule | None:
-    """The schedule that a name of `own_name` says; None for other names."""
+def _written(name: str) -> Schedule | None:
+    """The schedule that a name of `written_name` says; None for other names."""
     match = re.fullmatch(r"(\d+) on ([\d /]+): (.*)", name)
     if match is None:
         return None
@@ -277,27 +277,27 @@ def _own(name: str) -> Schedule | None:
     return Schedule.parse("\n".join((f"microbatches {match[1]}, stages on ranks {match[2]}", *rows)))
 
 
-def numbers_of(name: str) -> tuple[int, int] | None:
+def written_numbers(name: str) -> tuple[int, int] | None:
     """The ranks and microbatches for which a schedule is that a user wrote; None for those that are for any."""
-    own = _own(name)
+    own = _written(name)
     return None if own is None else (len(own.actions), own.microbatches)
 
 
 def written_places(name: str) -> str:
     """Where the stages lie of a schedule that a user wrote; "" for others, where chunks and pipes say it."""
-    return name.partition(" on ")[2].partition(":")[0] if _own(name) is not None else ""
+    return name.partition(" on ")[2].partition(":")[0] if _written(name) is not None else ""
 
 
 def schedule_title(name: str) -> str:
     """A schedule as a person reads it: its name, or what it is if its actions are its name."""
-    own = _own(name)
+    own = _written(name)
     return name if own is None else \
         f"written schedule of {len(own.actions)} ranks and {own.microbatches} microbatches"
 
 
 def splits_backward(name: str) -> bool:
     """Whether a schedule splits backward into B and W."""
-    own = _own(name)
+    own = _written(name)
     if own is not None:
         return any(action.kind == "W" for action in own)
     return name.startswith("zb-") or name == "dualpipe-v"
@@ -305,7 +305,7 @@ def splits_backward(name: str) -> bool:
 
 def pipes_of(name: str) -> int:
     """The number of pipes of a schedule. Raises InputError for an unknown name."""
-    if (own := _own(name)) is not None:
+    if (own := _written(name)) is not None:
         return own.pipes
     kind, width = _kind_and_width(name)
     return 2 * width if kind == "chimera" else 1
@@ -313,7 +313,7 @@ def pipes_of(name: str) -> int:
 
 def chunks_of(name: str) -> int:
     """The number of stages of a pipe for each rank of a schedule. Raises InputError for an unknown name."""
-    if (own := _own(name)) is not None:
+    if (own := _written(name)) is not None:
         return own.stages // len(own.actions)
     kind, width = _kind_and_width(name)
     if kind in ("zb-v", "dualpipe-v"):

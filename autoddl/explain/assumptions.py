@@ -14,6 +14,7 @@ from typing import Any
 
 from autoddl.core.graph import graph_from_text
 from autoddl.core.layout import PartialSum, Split
+from autoddl.core.pipeline_proofs import TIME_OVER
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster, show_bytes
 from autoddl.cost_models.links import is_network
@@ -108,9 +109,9 @@ def idle_axes(plan: Plan) -> tuple[str, ...]:
 
 
 def unweighed(plan: Plan) -> int:
-    """The number of pipelines for which no plan was found, and whose bounds leave more than the tolerance open."""
-    least = plan.predicted.seconds * (1 - (plan.source.get("asked") or {}).get("tolerance", 0.0))
-    return sum(row["seconds"] is None and row["bound"] is not None and row["bound"] < least
+    """The number of pipelines for which the time was over before a plan was found, and whose bounds are below the plan.
+    """
+    return sum(row["seconds"] is None and row["detail"] == TIME_OVER and row["bound"] < plan.predicted.seconds
                for row in plan.source.get("alternatives", ()))
 
 
@@ -125,7 +126,7 @@ def untried(plan: Plan) -> tuple[str, ...]:
     compiled = "software" in source or "cluster" not in source or parse_cluster(
         source["cluster"], "the plan's cluster").device.compiled
     recipe, staged = plan.precision.split(","), plan.pipeline is not None
-    asked, open_ones = max((source.get("asked") or {}).get("stages") or [1]) > 1, unweighed(plan)
+    asked, left = max((source.get("asked") or {}).get("stages") or [1]) > 1, unweighed(plan)
     texts = [text for text, wanted in (
         ("--overlap finds the plan whose communication hides best",
          sent and not staged and predicted.line_bound is None),
@@ -136,6 +137,6 @@ def untried(plan: Plan) -> tuple[str, ...]:
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
         ("--compress gradients=int8 sends gradients in a byte a value, with an error",
          sent and not source.get("compress") and not plan.sparse_sums),
-        (f"a larger --stages-limit: {open_ones} pipelines may be faster, and the time was over before", open_ones > 0),
+        (f"a larger --stages-limit: {left} pipelines may be faster, and the time was over before", left > 0),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
     return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)

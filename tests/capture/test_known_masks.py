@@ -61,6 +61,20 @@ def given(at: Tensor, x: Tensor) -> Tensor:
     return (at[:, None] >= at) & (x[:, None, None, :, 0] < 1e9)
 
 
+def written_later(at: Tensor, x: Tensor) -> Tensor:
+    """A mask that blocked nothing when it was read before, and of which a view is written since."""
+    mask = torch.zeros(LENGTH, LENGTH)
+    F.scaled_dot_product_attention(x[..., :4], x[..., :4], x[..., :4], mask)
+    mask[0].fill_(float("-inf"))
+    mask[0, 0] = 0.0
+    return mask
+
+
+def wider(at: Tensor, x: Tensor) -> Tensor:
+    """One for each of two batches in front of the rows, so that the result has both."""
+    return lower(at, x).expand(2, 1, 1, -1, -1)
+
+
 def buffer(at: Tensor, x: Tensor) -> Tensor:
     raise AssertionError("this stands for the module's buffer")
 
@@ -68,13 +82,14 @@ def buffer(at: Tensor, x: Tensor) -> Tensor:
 def attention(mask: Mask) -> tuple[bool, bool]:
     """Whether the captured attention has a mask, and whether it is causal."""
     graph = capture(Attention(mask), as_sample(torch.randn(4, LENGTH, 8))).graph
-    op = next(op for op in graph.ops if op.name == "scaled_dot_product_attention")
+    op = [op for op in graph.ops if op.name.startswith("scaled_dot_product_attention")][-1]
     return "attn_mask" in op.slots, dict(op.args)["is_causal"] is True
 
 
 @pytest.mark.parametrize(("mask", "found"), [
     (lower, (False, True)), (added, (False, True)), (least, (False, True)), (everything, (False, False)),
-    (window, (True, False)), (slope, (True, False)), (given, (True, False)), (buffer, (True, False))])
+    (window, (True, False)), (slope, (True, False)), (given, (True, False)), (buffer, (True, False)),
+    (written_later, (True, False)), (wider, (True, False))])
 def test_a_mask_that_numbers_decide_is_seen(mask: Mask, found: tuple[bool, bool]) -> None:
     assert attention(mask) == found
 

@@ -23,10 +23,10 @@ from autoddl.core.pipeline_schedules import (
     chunks_of,
     generate,
     named_schedule,
-    numbers_of,
     pipes_of,
     schedule_title,
     splits_backward,
+    written_numbers,
 )
 from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 
@@ -206,7 +206,7 @@ def test_a_written_schedule_has_its_actions_as_its_name(tmp_path: Path, seed: in
     (tmp_path / "own.txt").write_text(f"# mine\n\n{made}\n")
     name = named_schedule(str(tmp_path / "own.txt"))
     ranks, count = len(made.actions), made.microbatches
-    assert named_schedule(name) == name and "," not in name and numbers_of(name) == (ranks, count)
+    assert named_schedule(name) == name and "," not in name and written_numbers(name) == (ranks, count)
     assert generate(name, ranks, count) == made and schedule_title(name).startswith("written schedule of")
     assert splits_backward(name) == any(one.kind == "W" for one in made)
     assert (chunks_of(name), pipes_of(name)) == (made.stages // ranks, 1)

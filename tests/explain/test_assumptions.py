@@ -10,6 +10,7 @@ from shell import FACTORY, ROOT, shell
 from autoddl.api import plan
 from autoddl.cli.tables.assumption_rows import assumption_rows
 from autoddl.core.layout import B, Layout, Split
+from autoddl.core.pipeline_proofs import TIME_OVER
 from autoddl.core.plan import Plan
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried, unweighed
@@ -68,9 +69,10 @@ def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
 
 def test_pipelines_for_which_the_time_was_too_short_are_named(alone: Plan) -> None:
     seconds = alone.predicted.seconds
-    rows = [{"seconds": found, "bound": bound} for found, bound in (
-        (None, 0.5 * seconds), (None, 0.995 * seconds), (seconds, 0.5 * seconds), (None, None))]
-    asked = alone.source | {"alternatives": rows, "asked": {"stages": [1, 2], "tolerance": 0.01}}
+    rows = [{"seconds": found, "bound": bound, "detail": detail} for found, bound, detail in (
+        (None, 0.5 * seconds, TIME_OVER), (None, 0.5 * seconds, "7 cuts were solved"),
+        (seconds, 0.5 * seconds, TIME_OVER), (None, 2 * seconds, TIME_OVER), (None, None, "no plan fits"))]
+    asked = alone.source | {"alternatives": rows, "asked": {"stages": [1, 2]}}
     sent = replace(alone, source=asked, predicted=replace(alone.predicted, communication={"net": 0.5 * seconds}))
     said = [text.split(":")[0] for text in untried(sent)]
     assert "a larger --stages-limit" in said and not any(text.startswith("--stages ") for text in said)

@@ -25,7 +25,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.hubs import add_hubs, needed_ops
-from autoddl.core.pipeline_schedules import chunks_of, generate, own_name
+from autoddl.core.pipeline_schedules import chunks_of, generate, written_name
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
@@ -173,7 +173,7 @@ UNEQUAL = [("gpt2-4", 3, "1f1b", "one=1 / one=1 / all=2", 4), ("llama-4", 3, "zb
            ("unet", 4, "1f1b", "all=2 / one=1 / one=1 / all=2", 4), ("llama-4", 4, "interleaved:2", "one=1 / all=2", 4),
            ("vit-4", 4, "zb-v", "all=2 / one=1", 4), ("gpt2-4", 4, "chimera:1", "all=2 / one=1 / one=1 / all=2", 4)]
 """Stages on different numbers of ranks."""
-DRAWN = [own_name(draw_written(random.Random(seed), 2, 4)) for seed in range(9)]
+DRAWN = [written_name(draw_written(random.Random(seed), 2, 4)) for seed in range(9)]
 WRITTEN = [(name, 2 * chunks_of(one), one, mesh, 4) for one, name, mesh in zip(
     DRAWN, ("gpt-4", "llama-4", "vit-4") * 3, ("one=1", "all=2") * 5, strict=False)]
 """Schedules in the order of no rule, as somebody may write them."""

@@ -10,7 +10,7 @@ In both cases attention needs only `is_causal`, which the running model uses too
 
     masking_utils.find_packed_sequence_indices    returns None unless some module is given position_ids
     masking_utils.is_torchdynamo_exporting        returns False, so the checks of a running model are made
-    masking_utils.is_tracing                      the same where it is asked of no tensor, in releases before 5.20
+    masking_utils.is_tracing                      the same where it is asked of no tensor, in earlier releases
     masking_utils.fast_all                        returns False: an attention_mask that is given is one with padding
     modeling_longt5.is_torchdynamo_compiling      returns False: LongT5 makes a mask of ones, which it cannot do without
 """

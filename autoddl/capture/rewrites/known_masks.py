@@ -4,9 +4,9 @@ PyTorch has kernels for `is_causal`, which skip what lies above the diagonal. A 
 that is traced often makes one where a model that runs makes none. What a mask blocks is known where it is made of no
 parameter, no buffer, no constant and no input, as `arange(n)[:, None] >= arange(n)` is. Then it is computed once.
 
-    blocks nothing              attn_mask=None
-    blocks all above the diagonal    attn_mask=None, is_causal=True
-    anything else               stays
+    blocks nothing                                          attn_mask=None
+    blocks all above the diagonal, keys as many as queries  attn_mask=None, is_causal=True
+    anything else                                           stays
 """
 
 from collections.abc import Callable, Sequence
@@ -30,19 +30,20 @@ ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 
 class KnownMasks:
-    """What the masks of a trace block, by the nodes that made them."""
+    """What the masks of a trace block, by the nodes that made them and how many writes there were until then."""
 
     def __init__(self) -> None:
-        self._found: dict[Node, str] = {}
+        self._found: dict[tuple[Node, int], str] = {}
 
     def instead(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Returns attention without its mask, where that is the same; else NotImplemented."""
         given = dict(zip(PARAMETERS, args, strict=False)) | kwargs if func is ATTENTION else {}
         mask = given.get("attn_mask")
-        if not isinstance(mask, Tensor) or given.get("is_causal"):
+        if not isinstance(mask, Tensor) or mask.dim() < 2 or given.get("is_causal"):
             return NotImplemented
-        blocks = self._blocks(mask)
-        if blocks not in ("nothing", "above"):
+        rows = given["query"].shape[:-2]
+        blocks = self._blocks(mask) if torch.broadcast_shapes(rows, mask.shape[:-2]) == rows else ""
+        if not blocks:
             return NotImplemented
         return func(**given | {"attn_mask": None, "is_causal": blocks == "above"})
 
@@ -53,19 +54,20 @@ class KnownMasks:
         if slot is None:
             return ""
         node: Node = slot.node if isinstance(slot, Proxy) else slot.proxy.node
-        if node not in self._found:
+        writes = [one for one in node.graph.nodes if isinstance(one.target, torch._ops.OpOverload)
+                  and one.target._schema.is_mutable]
+        at = node, len(writes)
+        if at not in self._found:
             with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction(), _disable_current_modes(), \
                     torch.no_grad():
-                value = _made(node)
-                self._found[node] = "" if value is None else _blocked(value)
-        return self._found[node]
+                value = _made(node, writes)
+                self._found[at] = "" if value is None else _blocked(value)
+        return self._found[at]
 
 
-def _made(node: Node) -> Tensor | None:
+def _made(node: Node, writes: Sequence[Node]) -> Tensor | None:
     """The value of a tensor, or None where it follows from more than numbers that are written down, or is too large."""
     graph, found = node.graph, dict[Node, Any]()
-    writes = [one for one in graph.nodes if isinstance(one.target, torch._ops.OpOverload)
-              and one.target._schema.is_mutable]
     needed = behind([node], writes)
     if any(one.op != "call_function" or is_drawn(one) or _size(one) > LARGEST for one in needed):
         return None
@@ -84,13 +86,12 @@ def _size(node: Node) -> int:
 
 
 def _blocked(mask: Tensor) -> str:
+    queries, keys = mask.shape[-2:]
     for dim in (d for d in range(mask.dim()) if mask.stride(d) == 0):
         mask = mask.narrow(dim, 0, 1)  # repeated
-    if mask.dim() < 2:
-        return ""
     seen = mask if mask.dtype == torch.bool else mask == 0
     if mask.dtype != torch.bool and bool((mask[~seen] > torch.finfo(mask.dtype).min).any()):
         return ""
     if bool(seen.all()):
         return "nothing"
-    return "above" if bool((seen == torch.ones(mask.shape[-2:], dtype=torch.bool).tril()).all()) else ""
+    return "above" if queries == keys and bool((seen == torch.ones(queries, keys).tril().bool()).all()) else ""

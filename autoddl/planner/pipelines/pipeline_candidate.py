@@ -28,7 +28,7 @@ from typing import Any
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, ListedPlans, PathBound
-from autoddl.core.pipeline_proofs import proof_to_json
+from autoddl.core.pipeline_proofs import TIME_OVER, proof_to_json
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -231,7 +231,7 @@ class CutSearch:
         found, bound = self.found, min(self.bound, self.seconds)
         peak = rank_peak(self.part, self.part.staged(self.name, found.cut), found.plans) if found else None
         detail = "proved" if found and self._reaches(found.seconds) else \
-            "no better than the best" if self._reaches(self.best) else self.ended or "the time was over"
+            "no better than the best" if self._reaches(self.best) else self.ended or TIME_OVER
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
                            bound, detail, self.proof, self.part.sizes)
 
