@@ -21,9 +21,20 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, Trail
+from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, PricedStages, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
-from autoddl.search.path_tables import Blend, TraceStages, best_blend, counts_of, path_tables, priced_table
+from autoddl.search.path_tables import (
+    PIVOTS,
+    Blend,
+    KnownTerms,
+    PricedRows,
+    TraceStages,
+    best_blend,
+    counts_of,
+    path_tables,
+    priced_rows,
+    priced_table,
+)
 
 __all__ = ["CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
 
@@ -97,6 +108,8 @@ class CutPlanes:
         known        by its counts, the number of each
         bare         numbers of those whose tables have the seconds of their terms alone
         tables       for each path [stage, blocks] seconds
+        priced       for those that were to be priced, what is known of stages together
+        counting     of a path and stages that are known together, whether it counts all of that
         fixed        for each path the seconds of its transfers
         seen         cut -> exact seconds
         traced       cut -> seconds as traced
@@ -117,12 +130,19 @@ class CutPlanes:
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
     bare: set[int] = field(default_factory=set)
     tables: list[Array] = field(default_factory=list)
+    priced: dict[int, tuple[PricedRows, ...]] = field(default_factory=dict)
+    counting: dict[tuple[object, ...], bool] = field(default_factory=dict)
     fixed: list[float] = field(default_factory=list)
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
     traced: dict[tuple[int, ...], float] = field(default_factory=dict)
     stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
+
+    @cached_property
+    def told(self) -> KnownTerms:
+        """What is known of the terms of stages."""
+        return KnownTerms(self.problem)
 
     @property
     def possible(self) -> Mask:
@@ -159,7 +179,7 @@ class CutPlanes:
             number = self.known.get((path.stages, path.transfers))
             if number is None or (not bare and number in self.bare):
                 new.setdefault((path.stages, path.transfers), path if number is None else self.paths[number])
-        for (key, path), table in zip(new.items(), path_tables(self.problem, [*new.values()], bare), strict=True):
+        for (key, path), table in zip(new.items(), path_tables(self.told, [*new.values()], bare), strict=True):
             sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
             if key in self.known:
                 self.bare.remove(self.known[key])
@@ -194,7 +214,9 @@ class CutPlanes:
         paths = [q for q in order if self.paths[q].path]
         chosen = [*(q for q in order if not self.paths[q].path), *paths[:DEAREST], *self._counting(paths)]
         for q in dict.fromkeys(chosen):
-            table, more, prices = priced_table(self.problem, self.paths[q], self.tables[q], cut)
+            if q not in self.priced:
+                self.priced[q] = priced_rows(self.told, self.paths[q], self.tables[q])
+            table, more, prices = priced_table(self.problem, self.priced[q], self.tables[q], cut)
             key = q, prices
             if prices and key not in self.known:
                 counts = PathBound((), self.paths[q].stages, self.paths[q].transfers)
@@ -202,14 +224,15 @@ class CutPlanes:
 
     def _counting(self, paths: Sequence[int]) -> list[int]:
         """For each group of stages of which something is known together, the first path that counts all of that."""
-        found = dict[tuple[object, ...], int]()
-        for one in self.problem.priced:
-            key = one.stages, one.weights
-            if key not in found:
-                first = next((q for q in paths if counts_of(one, self.paths[q])), None)
-                if first is not None:
-                    found[key] = first
-        return [*found.values()]
+        every = {(one.stages, one.weights): one for one in self.problem.priced}
+        firsts = (next((q for q in paths if self._counts(q, key, one)), None) for key, one in every.items())
+        return [q for q in firsts if q is not None]
+
+    def _counts(self, q: int, key: tuple[object, ...], one: PricedStages) -> bool:
+        """Whether a path counts all that is known of stages together."""
+        if (q, *key) not in self.counting:
+            self.counting[q, *key] = counts_of(one, self.paths[q])
+        return self.counting[q, *key]
 
     def add_blend(self, blend: Blend) -> int:
         """Adds the paths of a blend, and the blend; returns its number."""
@@ -366,7 +389,7 @@ class CutPlanes:
             values = self.at(cuts)
             top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
             rows = np.unique(np.concatenate([top, np.array([*(q for q, _ in used), *self.means], dtype=np.intp)]))
-            found, _, shares = _solved(values[rows], np.zeros((0, len(cuts))))
+            found, _, shares = best_priced(values[rows], np.zeros((0, len(cuts))))
             used = tuple((int(rows[q]), weight) for q, weight in found)
             least = float(sum(weight * values[q] for q, weight in used).min())
             if not self._learn_mean(cuts, shares, least):
@@ -404,20 +427,16 @@ def best_mixture(values: Array) -> Mixture:
     return best_priced(values, np.zeros((0, values.shape[1])))[0]
 
 
-def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...]]:
+def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...], tuple[float, ...]]:
     """(weights of the rows, prices >= 0): max z with z <= weights . column + prices . over, for each column.
 
     `over` has a row for each budget: by what part of it each column is above it. Prices are those of whole budgets, in
-    the unit of `values`, and at most DEAR times the greatest value.
-    """
-    return _solved(values, over)[:2]
-
-
-def _solved(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...], tuple[float, ...]]:
-    """(weights, prices) of `best_priced`, and the dual value of every column, of sum 1; none where there is no optimum.
+    the unit of `values`, and at most DEAR times the greatest value. Third come the shares of the columns, of sum 1: the
+    dual values; none where there is no optimum.
     """
     scale = float(values.max()) or 1.0
     solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
     weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
     prices = [solver.NumVar(0.0, DEAR, "") for _ in over]
     least = solver.NumVar(-solver.infinity(), solver.infinity(), "")

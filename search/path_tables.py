@@ -2,7 +2,8 @@
 
     path_tables     the seconds of each stage on some paths, with all that is known of them
     counts_of       whether a path counts stages of a rank as often as what is known of them together
-    priced_table    the same where stages of a rank are counted together, under a price of its bytes
+    priced_rows     the seconds of stages of a rank that are counted together, under prices of its bytes
+    priced_table    the table of a path with the prices that say most at a cut
     best_blend      the blend of paths that says most of a box of cuts
 
 The last is a linear program over fractional cuts. Let y[g, o] be the share of option o of group g, and x[s] the seconds
@@ -19,7 +20,7 @@ weights of the blend. That its terms are those of one plan of a stage on all of 
 
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,8 @@ from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedStages, StageSeconds
 
-__all__ = ["Blend", "TraceStages", "best_blend", "counts_of", "path_tables", "priced_table"]
+__all__ = ["PIVOTS", "Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "path_tables",
+           "priced_rows", "priced_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -48,11 +50,83 @@ TOGETHER = (1, 1, 1, 0, 0, 0)
 TABLES = 64
 """Paths whose tables are made at once."""
 
+PIVOTS = 20_000
+"""Steps that a linear program may take: those with an end need some hundreds, and few that round badly have none."""
+
 LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
 
 
-def path_tables(problem: CutProblem, paths: Sequence[PathBound], bare: bool = False) -> list[Array]:
+class PricedRows(NamedTuple):
+    """The seconds of some stages of a rank on a path, where they are counted together under a price of its bytes.
+
+        number    of what is known together, in the problem
+        times     how often the path counts it
+        less      seconds that the budget's own price takes off
+        rows      [stage of these, blocks - 1] seconds
+    """
+
+    number: int
+    times: float
+    less: float
+    rows: Array
+
+
+class _Step(NamedTuple):
+    """Terms weighted so take more than the sum of their least.
+
+        weights    of the eight terms
+        counted    those with a weight
+        more       by cell, the seconds more
+    """
+
+    weights: Array
+    counted: NDArray[np.intp]
+    more: Array
+
+
+class _Order(NamedTuple):
+    """What is known of the cells (a stage, blocks - 1) of which the first of these steps says something, in order."""
+
+    stages: NDArray[np.intp]
+    blocks: NDArray[np.intp]
+    steps: tuple[_Step, ...]
+
+
+class KnownTerms:
+    """What is known of the terms of the stages of a problem, ready to be applied to many paths."""
+
+    def __init__(self, problem: CutProblem) -> None:
+        self.problem, self.least = problem, np.nan_to_num(problem.seconds, posinf=0.0)
+        stated = [*_stated(problem), *problem.directions]
+        self._steps = [self._step(weights, values) for weights, values in stated]
+        self._known = len(stated) - len(problem.directions)
+        self._without_messages = [len(weights) == 6 for weights, _ in stated]
+        self._orders = dict[tuple[int, ...], list[_Order]]()
+
+    def _step(self, weights: Sequence[float], values: Array) -> _Step:
+        each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
+        more = np.nan_to_num(values, posinf=0.0) - (each[:6] * self.least).sum(axis=2)
+        return _Step(each, np.flatnonzero(each > 0), more)
+
+    def orders(self, stages: Sequence[int], blends: bool) -> list[_Order]:
+        """For each weighting that is known, it first and then the others; that of `directions` for blends alone."""
+        key = tuple(stages)
+        if key not in self._orders:
+            self._orders[key] = [self._order(k, key) for k in range(len(self._steps))]
+        return self._orders[key] if blends else self._orders[key][:self._known]
+
+    def _order(self, first: int, stages: tuple[int, ...]) -> _Order:
+        at = list(stages)
+        s, n = np.nonzero(self._steps[first].more[at] > 0)
+        others = (j for j in range(self._known) if j != first and self._without_messages[j])
+        steps = (self._steps[j] for j in (first, *others))
+        cells = ((step, step.more[at][s, n]) for step in steps)
+        return _Order(s, n, tuple(
+            step._replace(more=np.maximum(more, 0.0)) for step, more in cells if (more > 0).any()))
+
+
+def path_tables(known: KnownTerms, paths: Sequence[PathBound], bare: bool = False) -> list[Array]:
     """[stage, blocks] seconds of each path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
     What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
@@ -64,40 +138,49 @@ def path_tables(problem: CutProblem, paths: Sequence[PathBound], bare: bool = Fa
         some = paths[begin:begin + TABLES]
         counts, blends = np.stack([_counts(path) for path in some]), [not path.path for path in some]
         if bare:
-            found += list(np.pad((counts[:, :, None, :6] * _terms(problem)).sum(axis=3), ((0, 0), (0, 0), (1, 0))))
+            found += list(np.pad((counts[:, :, None, :6] * known.least).sum(axis=3), ((0, 0), (0, 0), (1, 0))))
             continue
-        seconds = _seconds(problem, counts, blends=False)
+        stages = range(counts.shape[1])
+        seconds = _seconds(known, counts, stages, blends=False)
         if any(blends):
-            seconds[blends] = _seconds(problem, counts[blends], blends=True)
+            seconds[blends] = _seconds(known, counts[blends], stages, blends=True)
         found += list(np.pad(seconds, ((0, 0), (0, 0), (1, 0))))
     return found
 
 
-def priced_table(problem: CutProblem, path: PathBound, table: Array, cut: Sequence[int]
+def priced_rows(known: KnownTerms, path: PathBound, table: Array) -> tuple[PricedRows, ...]:
+    """What is known of stages together says of a path; `table` is that of the path."""
+    counts, found = _counts(path), list[PricedRows]()
+    rest = dict[tuple[object, ...], Array]()
+    for k, one in enumerate(known.problem.priced):
+        at, times = list(one.stages), LESS * _times(one, counts)
+        if times <= 0:
+            continue
+        key = one.stages, one.weights
+        if key not in rest:
+            rest[key] = _seconds(known, (counts[at] - times * _weights(one))[None], at, blends=not path.path)[0]
+        found.append(PricedRows(k, times, times * one.price * one.budget,
+                                np.maximum(table[at, 1:], times * one.values + rest[key])))
+    return tuple(found)
+
+
+def priced_table(problem: CutProblem, priced: Sequence[PricedRows], table: Array, cut: Sequence[int]
                  ) -> tuple[Array, float, Mixture]:
     """([stage, blocks] seconds of a priced path, seconds of every cut, its prices): by those that say most at a cut.
 
     `table` is that of the path. There are no prices where none says more at the cut. Then the table is the path's.
     """
-    counts, found, more, prices = _counts(path), np.array(table), 0.0, list[tuple[int, float]]()
-    for group in dict.fromkeys(one.stages for one in problem.priced):
-        best, at, rest = 0.0, list(group), dict[tuple[object, ...], Array]()
-        for k, one in enumerate(problem.priced):
-            times = LESS * _times(one, counts) if one.stages == group else 0.0
-            if times > 0:
-                if one.weights not in rest:
-                    rest[one.weights] = _seconds(problem, (counts[at] - times * _weights(one))[None], at,
-                                                 blends=not path.path)[0]
-                rows = np.maximum(table[at, 1:], times * one.values + rest[one.weights])
-                less = times * one.price * one.budget
-                gain = sum(float(row[cut[s] - 1] - table[s, cut[s]]) for s, row in zip(at, rows, strict=True)) - less
-                if gain > best:
-                    best, chosen = gain, (k, times, rows, less)
-        if best > 0:
-            k, times, rows, less = chosen
-            found[at, 1:] = rows
-            more -= less
-            prices.append((k, times))
+    found, more, prices = np.array(table), 0.0, list[tuple[int, float]]()
+    best = dict[tuple[int, ...], tuple[float, PricedRows]]()
+    for one in priced:
+        at = problem.priced[one.number].stages
+        gain = sum(float(row[cut[s] - 1] - table[s, cut[s]]) for s, row in zip(at, one.rows, strict=True)) - one.less
+        if gain > best.get(at, (0.0,))[0]:
+            best[at] = gain, one
+    for at, (_, one) in sorted(best.items()):
+        found[list(at), 1:] = one.rows
+        more -= one.less
+        prices.append((one.number, one.times))
     return found, more, tuple(prices)
 
 
@@ -123,46 +206,33 @@ def _counts(path: PathBound) -> Array:
     return np.concatenate([np.array(path.stages, dtype=float), sent[:-1, None], sent[1:, None]], axis=1)
 
 
-def _terms(problem: CutProblem) -> Array:
-    """[stage, blocks - 1, term] least seconds, 0 where a stage cannot have so many blocks."""
-    return np.nan_to_num(problem.seconds, posinf=0.0)
-
-
 def _stated(problem: CutProblem) -> list[tuple[tuple[float, ...], Array]]:
     """All that is known of weighted terms of single stages."""
     return [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
 
 
-def _seconds(problem: CutProblem, left: Array, stages: Sequence[int] | slice = slice(None), *, blends: bool) -> Array:
+def _seconds(known: KnownTerms, left: Array, stages: Sequence[int], *, blends: bool) -> Array:
     """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by all that is known.
 
     Where these are blends, that are all `directions` too, each before all else.
     """
-    known = [(weights, values[stages]) for weights, values in _stated(problem)]
-    first = [*known, *((weights, values[stages]) for weights, values in problem.directions if blends)]
-    terms = _terms(problem)[stages]
-    least: Array = (left[:, :, None, :6] * terms).sum(axis=3)
+    least: Array = (left[:, :, None, :6] * known.least[list(stages)]).sum(axis=3)
     seconds = np.array(least)
-    for k, (weights, values) in enumerate(first):
-        order = [first[k], *(one for j, one in enumerate(known) if j != k and len(one[0]) == 6)]
-        s, n = np.nonzero(np.nan_to_num(values, posinf=0.0) > (np.array(weights[:6]) * terms).sum(axis=2))
-        more = _more(terms[s, n], left[:, s], [(each, array[s, n]) for each, array in order])
-        seconds[:, s, n] = np.maximum(seconds[:, s, n], least[:, s, n] + more)
+    for order in known.orders(stages, blends):
+        s, n = order.stages, order.blocks
+        seconds[:, s, n] = np.maximum(seconds[:, s, n], least[:, s, n] + _more(order, left[:, s]))
     return seconds
 
 
-def _more(terms: Array, left: Array, known: Sequence[tuple[tuple[float, ...], Array]]) -> Array:
-    """[path, cell] seconds that paths take above those of their [path, cell, term], by what is known, in this order.
-
-    `terms` are the [cell, term] seconds.
-    """
+def _more(order: _Order, left: Array) -> Array:
+    """[path, cell] seconds that paths take above those of their [path, cell, term], by what is known, in this order."""
     seconds: Array = np.zeros(left.shape[:2])
-    for weights, values in known:
-        each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
-        more = np.nan_to_num(values, posinf=0.0) - (each[:6] * terms).sum(axis=1)
-        times = np.where(more > 0, (left[:, :, each > 0] / each[each > 0]).min(axis=2), 0.0)
-        seconds = seconds + times * np.maximum(more, 0.0)
-        left = left - times[:, :, None] * each
+    for k, step in enumerate(order.steps):
+        times = (left[:, :, step.counted] / step.weights[step.counted]).min(axis=2)
+        times[:, step.more <= 0] = 0.0
+        seconds += times * step.more
+        if k + 1 < len(order.steps):
+            left = left - times[:, :, None] * step.weights
     return seconds
 
 
@@ -208,6 +278,7 @@ class _Fractional:
     def __init__(self, problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]]
                  ) -> None:
         self.problem, self.solver = problem, pywraplp.Solver.CreateSolver("GLOP")
+        self.solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
         self.seconds = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.terms = [[self.solver.NumVar(0.0, self.solver.infinity(), "") for _ in range(8)] for _ in problem.seconds]
         self.shares = [[self.solver.NumVar(0.0, 1.0, "") for _ in own] for own in options]
@@ -249,7 +320,8 @@ class _Fractional:
         self.paths.append(self._row([(self.seconds, 1.0), *pairs], fixed))
 
     def solve(self) -> tuple[float, Array] | None:
-        """(the least seconds, those of the stages and of the transfers); None where rounding keeps GLOP from an end."""
+        """(the least seconds, those of the stages and of the transfers); None where GLOP comes to no end for rounding.
+        """
         if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
             anew = pywraplp.MPSolverParameters()
             anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)

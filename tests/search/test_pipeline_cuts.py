@@ -24,7 +24,7 @@ from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
 from autoddl.search.cut_planes import CutPlanes, blended
-from autoddl.search.path_tables import best_blend, path_tables
+from autoddl.search.path_tables import KnownTerms, best_blend, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, joined, least_over_cuts
 
 CLOSE = 1e-9
@@ -162,7 +162,7 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
                                 closed_paths(problem.schedule), partial(critical_path, problem.schedule))
     paths = [*(path for path, _ in blend), blended(blend)]
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
-                      for table, path in zip(path_tables(less, paths), paths, strict=True))
+                      for table, path in zip(path_tables(KnownTerms(less), paths), paths, strict=True))
     assert 1.004 * max(single) < value == pytest.approx(most) and value <= seconds_of(problem, cut) * (1 + 1e-9)
 
 
@@ -273,7 +273,7 @@ def test_a_blend_of_one_path_is_that_path() -> None:
     path = closed_paths(told.schedule)[0]
     number = planes.add_blend(((path, 1.0),))
     assert planes.trails[number] == path.path
-    assert np.array_equal(planes.tables[number], path_tables(told, [path])[0])
+    assert np.array_equal(planes.tables[number], path_tables(KnownTerms(told), [path])[0])
 
 
 def refuse_fewer_parts(problem: CutProblem, found: CutSolution, words: str) -> None:
