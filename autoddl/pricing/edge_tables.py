@@ -291,9 +291,9 @@ def _reduced(pricing: Pricing, ports: Ports, ends: Ends, rows: Rows) -> Array:
     else:
         summed = ends.summed(rows)
         each, last = ends.reduces(rows)
-        once = np.where(each | ~last, times.backward, times.reduce)
+        once = np.where(each | ~last, times.late, times.reduce)
         found = _by_way_of(ends.back.seconds, yields[None], summed, wanted[:, None], once,
-                           np.where(last, times.reduce, times.backward))
+                           np.where(last, times.reduce, times.late))
     sparse = ends.depths[rows] // 3 ** len(ends.back.layouts[0]) > 0
     if not sparse.any() or ends.tensor is None:
         return found

@@ -11,6 +11,7 @@ same cells. Where the search may recompute (`policies`), an entry has its second
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import compress
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from autoddl.core.cost_table import Array, Cells, Classes
 from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.stages import SEND
-from autoddl.operators.work import intermediates
+from autoddl.operators.work import intermediates, weight_kernels
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
@@ -155,7 +156,7 @@ def likeness(graph: Graph, variable: Variable, differentiable: frozenset[int], d
         return (item.shape, item.dtype, item.master, item.reduced, item.trained, id(variable.choices))
     op = variable.item
     tensors = tuple((graph.tensors[t].shape, graph.tensors[t].dtype, t in differentiable, t in dependent,
-                     t in hubs, graph.tensors[t].kind is Kind.PARAMETER)
+                     t in hubs, graph.tensors[t].kind is Kind.PARAMETER, t in pricing.weights)
                     for t in (*op.inputs, *op.outputs))
     args = tuple((k, v) for k, v in op.args if k != "key")
     port = op.name if pricing.ports is not None and op.target in (SEND, RECEIVE) else None
@@ -189,13 +190,17 @@ def _op_seconds(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> tuple[Ar
     graph = pricing.graph
     count, every = len(op.inputs), [graph.tensors[t].shape for t in (*op.inputs, *op.outputs)]
     found = pieces_of(choices, every, pricing.mesh)
-    seconds, kernels = np.zeros(len(found.shapes)), Kernels.of(pricing, op, graph.differentiable())
+    flows = graph.differentiable()
+    seconds, kernels = np.zeros(len(found.shapes)), Kernels.of(pricing, op, flows)
     times = pricing.times
     inner = numbered(choices).inner[found.first].astype(bool).tolist()
     for c, (shapes, reduces) in enumerate(zip(found.shapes, inner, strict=True)):
         forward, backward = kernels.seconds(shapes[:count], shapes[count:], reduces)
         again = times.backward * (op.name in pricing.again)
         seconds[c] = sum(forward) * (times.forward + again) + sum(backward) * times.backward
+        if pricing.weights:
+            waits = weight_kernels(op, flows, pricing.weights, len(backward))
+            seconds[c] += (times.late - times.backward) * sum(compress(backward, waits))
         if reduces:
             seconds[c] += sum(inner_seconds(pricing, op, choices[found.first.item(c)], times).values())
     return seconds, found.classes

@@ -45,6 +45,7 @@ from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
 from autoddl.core.recompute import Block, select_blocks
 from autoddl.core.sparse import PASSES
+from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import (
     Algorithm,
     Cluster,
@@ -76,6 +77,7 @@ class Counts:
         gather      of the weights that are kept, with their casts
         reduce      of the sums of gradients that are reduced behind the last backward
         update      of the optimizer
+        weight      of what waits for W: kernels, reductions and sums of gradients; None: as often as backward
     """
 
     forward: float
@@ -83,11 +85,17 @@ class Counts:
     gather: float = 1.0
     reduce: float = 1.0
     update: float = 1.0
+    weight: float | None = None
+
+    @property
+    def late(self) -> float:
+        """How often what waits for W counts."""
+        return self.backward if self.weight is None else self.weight
 
     @property
     def least(self) -> float:
         """The least count of any kernel."""
-        return min(self.forward, self.backward)
+        return min(self.forward, self.backward, self.late)
 
 
 class Ports(Protocol):
@@ -146,12 +154,16 @@ class Pricing:
     """The blocks of the names `recompute`."""
     parts: tuple[RecomputedPart, ...] = field(init=False, compare=False)
     """What runs again of these blocks."""
+    weights: frozenset[int] = field(init=False, compare=False)
+    """Tensors whose gradients are computed in W, where W counts by itself; else none."""
     again: frozenset[str] = field(init=False, compare=False)
     """Names of the ops that run again."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
+        splits = self.times.late != self.times.backward
+        object.__setattr__(self, "weights", weights_of(self.graph) if splits else frozenset())
         object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
         device = self.cluster.device
         object.__setattr__(self, "narrow", narrow_products(self.graph) if device.narrow else {})
@@ -170,7 +182,7 @@ class Pricing:
 
         The first of m microbatches has none to add to. So each backward has (m - 1) / m of an addition in the mean.
         """
-        return self.times.backward * (self.microbatches - 1) / self.microbatches
+        return self.times.late * (self.microbatches - 1) / self.microbatches
 
     def names(self, axes: tuple[int, ...]) -> str:
         """The names of some axes as text, like `net+node`."""

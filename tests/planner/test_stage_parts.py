@@ -22,7 +22,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _by_stage
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
-from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
+from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts, _counts
 from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.task import PlanTask, task_of
@@ -189,22 +189,22 @@ def test_bytes_of_units_are_not_added_up_where_two_of_them_keep_one_tensor() -> 
     assert not parts.priced(Flight(2), WEIGHTS, 1e-9).any()
 
 
-@parametrize_or_slow("name,recompute,splits", [("gpt2", "none", False)], [
-    ("gpt2", "none", True), ("gpt2", "search", False), ("llama", "none", False), ("t5", "none", True),
+@parametrize_or_slow("name,recompute,splits", [("gpt2", "none", True)], [
+    ("gpt2", "none", False), ("gpt2", "search", False), ("llama", "none", False), ("t5", "none", True),
     ("mixtral", "search", True)])
 def test_least_seconds_counted_so_are_those_of_a_plan_and_no_plan_has_less(name: str, recompute: str, splits: bool
                                                                           ) -> None:
-    """Whatever counts: messages of every microbatch for weights and their gradients are in them."""
+    """Whatever counts: messages of every microbatch for weights and their gradients are in them. B and W may differ."""
     model, sample = zoo.named(name, layers=1, B=8)
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,))
     task = replace(task_of(model, TWO_BY_TWO, sample, options, name, None), budget=float("inf"))
     parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE, splits=splits)
     graph, key = parts.alone(1, 2)
-    every, seconds, free = (parts.repeated, parts.behind, *PASSES, *SINGLES), [], SolvedStage(
+    apart = ((1.0, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.5, 2.0, 0.0, 0.0, 0.0), (3.0, 2.0, 4.0, 1.0, 0.5, 1.0))
+    every, seconds, free = (parts.repeated, parts.behind, *PASSES, *SINGLES, *apart * splits), [], SolvedStage(
         *parts._freely(graph, key, ONE))
     for weights in every:
-        counts = Counts(weights[0], min(weights[1:3]), *weights[3:])
-        found = search_stage(replace(task, counts=counts), graph, parts.cluster, parts.each, ONE)
+        found = search_stage(replace(task, counts=_counts(weights)), graph, parts.cluster, parts.each, ONE)
         plan = parts._plan_alone(free, graph, found.candidate, found.solution, ONE)
         seconds.append(stage_seconds(plan, add_hubs(graph.graph), parts.cluster, splits))
     for k, weights in enumerate(every):

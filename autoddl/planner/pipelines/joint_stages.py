@@ -15,8 +15,10 @@ taken (`improved`).
 The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
 once, in the mean. With these counts, and with the least of its messages, each stage has a least (`StageParts.count`).
 So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program.
-Its counts find another pipeline, and another path, until both agree (`blend_paths`). These are the cutting planes of
-Kelley (The cutting-plane method for solving convex programs, 1960).
+Its dual values are shares of these pipelines. A path that is critical where stages take the mean of their seconds in
+them is added, where it is above the blend. The counts of the blend then find another pipeline, and another path, until
+both agree (`blend_paths`). These are cutting planes (Kelley, The cutting-plane method for solving convex programs,
+1960).
 
 Stages of one part of the cluster share the memory of its ranks. Their bytes have a price in the linear program, one for
 each such part, beside the weights of the paths. A stage then has the least of its seconds and its bytes' price, and the
@@ -31,8 +33,9 @@ from math import inf
 
 import numpy as np
 
+from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, flights_of
+from autoddl.core.pipeline import Flight, Schedule, flights_of
 from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
@@ -59,6 +62,12 @@ STALE = 2
 
 BLENDS = 6
 """Blends of the paths of one cut, at most."""
+
+GENERATED = 40
+"""Paths that are generated for a blend, at most."""
+
+RISES = 1e-4
+"""The part by which such a path must be above the blend."""
 
 DIGITS = 6
 """Decimals of the counts of a blend of which something is known."""
@@ -137,12 +146,10 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
     met, blends, prices = [best], list[Blend](), list[SharedPrice]()
     if groups:
         met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights))))
-    done = set[object]()
+    done, paths = set[object](), list[PathBound]()
     for _ in range(BLENDS):
-        values = np.array([[one.path.seconds(other.stages, other.transfers) for other in met] for one in met])
-        mixture, paid = best_priced(values, np.array([[_over(part, one.plans, group) for one in met]
-                                                      for group in groups]).reshape(len(groups), len(met)))
-        blend = tuple((met[q].path, weight) for q, weight in mixture)
+        over = np.array([[_over(part, one.plans, group) for one in met] for group in groups])
+        blend, paid = _best_blend(staged.schedule(), met, paths, over.reshape(len(groups), len(met)))
         weights = stage_weights(blend)
         priced = [SharedPrice(group, tuple(weights[s] for s in group), float(f"{total / part.task.budget:.6g}"))
                   for group, total in zip(groups, paid, strict=True) if total > 0]
@@ -162,6 +169,29 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
         met.append(_joint(part, staged, now))
         best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
     return Blended(tuple(dict.fromkeys(blends)), tuple(dict.fromkeys(prices)), best.plans, best.seconds)
+
+
+def _best_blend(schedule: Schedule, met: Sequence[_Joint], paths: list[PathBound], over: Array
+                ) -> tuple[Blend, tuple[float, ...]]:
+    """(the blend of paths that says most of the pipelines that were met, prices of whole budgets).
+
+    Adds to `paths` those of new pipelines, and those that are critical where stages take the mean of their seconds.
+    """
+    paths += [one.path for one in met if one.path not in paths]
+    for _ in range(GENERATED):
+        values = np.array([[path.seconds(one.stages, one.transfers) for one in met] for path in paths])
+        mixture, paid, shares = best_priced(values, over)
+        if not shares:
+            break
+        weights = np.array(shares)
+        stages = [StageSeconds(*(weights @ np.array(rows)).tolist())
+                  for rows in zip(*(one.stages for one in met), strict=True)]
+        _, path = critical_path(schedule, stages, (weights @ np.array([one.transfers for one in met])).tolist())
+        mean = sum(share * path.seconds(one.stages, one.transfers) for share, one in zip(shares, met, strict=True))
+        if path in paths or mean <= float((values @ weights).max()) * (1 + RISES):
+            break
+        paths.append(path)
+    return tuple((paths[q], weight) for q, weight in mixture), paid
 
 
 def groups_of(staged: Staged) -> list[tuple[int, ...]]:
@@ -204,7 +234,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
     if not any((*waits[s], *waits[-1][max(0, s - 1):s + 1])):
         return None  # neither the stage nor its messages are waited for
     ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
-    counts, found = Counts(own[0], (own[1] + own[2]) / 2, *own[3:]), list[_Joint]()
+    counts, found = Counts(own[0], own[1], own[3], own[4], own[5], own[2]), list[_Joint]()
     for stages in filter(None, (part.on(s), following(part, staged, best.plans, graphs, s))):
         with suppress(Infeasible, InputError, OutOfTime):
             plan = stages.searched_for(graphs[s], flights[s], counts, ports)

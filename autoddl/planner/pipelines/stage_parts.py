@@ -25,8 +25,8 @@ lets all of them be. What is proved without a budget is true for all numbers of 
 under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
-Where a schedule splits backward, b is what its B and its W take together. Then a stage counts B and W by the fewer of
-both. Stages that are alike in all but names are solved once (`solved_stages`).
+Where a schedule splits backward, b is what its B and its W take together, and blends count each by itself. Stages that
+are alike in all but names are solved once (`solved_stages`).
 """
 
 from collections import Counter
@@ -215,8 +215,12 @@ class StageParts(SolvedStages):
 
     @property
     def directions(self) -> tuple[Weights, ...]:
-        """The counts of blends, rounded, of which the least of single units is known."""
-        return tuple(dict.fromkeys(weights for one in self.every for weights in one._directions))
+        """The counts of blends, rounded, of which the least of single units is known.
+
+        Those that count B and W apart say nothing of a backward that is not split.
+        """
+        return tuple(dict.fromkeys(weights for one in self.every for weights in one._directions
+                                   if self.splits or weights[1] == weights[2]))
 
     def counted(self, flight: Flight, weights: tuple[float, ...]) -> Array:
         """[a, b]: the least seconds counted so of a stage with its messages, as far as it is known; else 0."""
@@ -369,7 +373,7 @@ class StageParts(SolvedStages):
         if most <= 0 or self.apart == inf or self._commonest is None:
             return False
         each = [floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6]]
-        weights = (each[0], min(each[1:3]), min(each[1:3]), *each[3:])
+        weights = tuple(each)
         if weights not in self._directions and len(self._directions) == MOST_DIRECTIONS:
             return False
         self._directions[weights] = None
@@ -390,5 +394,6 @@ class StageParts(SolvedStages):
 
 
 def _counts(weights: Weights) -> Counts:
-    """The counts of a search: backward counts by the fewer of its B and its W."""
-    return Counts(weights[0], min(weights[1:3]), *weights[3:6])
+    """The counts of a search."""
+    forward, backward, late, gather, reduce, update = weights[:6]
+    return Counts(forward, backward, gather, reduce, update, None if late == backward else late)
