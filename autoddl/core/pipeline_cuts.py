@@ -222,6 +222,11 @@ class DividedBox:
     keys: tuple[tuple[int, Key], ...] = ()
     children: tuple["DividedBox", ...] = ()
 
+    @property
+    def count(self) -> int:
+        """How many boxes that are, with this one."""
+        return 1 + sum(child.count for child in self.children)
+
 
 @dataclass(frozen=True, slots=True)
 class CutSolution:

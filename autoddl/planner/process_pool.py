@@ -13,16 +13,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import product
+from mmap import mmap
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
+from struct import pack, unpack
 from typing import Any
 
 from autoddl.core.errors import MachineError
 from autoddl.core.processes import die_with_parent, forks, signals_default, signals_raise, signals_wait
 
-__all__ = ["beside", "mapper", "processor_seconds"]
+__all__ = ["Answer", "SharedLeast", "beside", "mapper", "processor_seconds"]
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4
@@ -54,9 +55,11 @@ class _Worker:
             raise _ended() from None
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
+        """Ends the process, unless it has ended."""
+        if not self.pipe.closed:
+            self.process.kill()
+            self.process.join()
+            self.pipe.close()
 
 
 def _ended() -> MachineError:
@@ -141,17 +144,54 @@ def mapper(function: Callable[[Any], Any], workers: int, key: Key = id) -> Itera
                 worker.end()
 
 
-@contextmanager
-def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[], Any]]:
-    """A context that runs `function(argument)` in a forked process meanwhile.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What another process works out: a call waits for the result, and raises the exception if there was one."""
 
-    It yields a function that waits for the result, and raises the exception if there was one.
-    """
+    worker: _Worker
+
+    def __call__(self) -> Any:
+        _, result, error = self.worker.receive()
+        if error is not None:
+            raise error
+        return result
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a call need not wait."""
+        return self.worker.pipe.poll()
+
+    def end(self) -> None:
+        """Ends the other process before its context does."""
+        self.worker.end()
+
+
+class SharedLeast:
+    """The least of some numbers, which this process and those that are forked from it tell each other."""
+
+    def __init__(self, first: float) -> None:
+        self._memory = mmap(-1, 8)
+        self._memory[:] = pack("d", first)
+
+    @property
+    def value(self) -> float:
+        """The least so far."""
+        return float(unpack("d", self._memory[:])[0])
+
+    def tell(self, value: float) -> None:
+        """Tells another number. One that is told by two at once may be lost, until it is told again."""
+        if value < self.value:
+            self._memory[:] = pack("d", value)
+
+
+@contextmanager
+def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Answer]:
+    """A context that runs `function(argument)` in a forked process meanwhile, and yields its answer."""
     with signals_raise():
         worker = _start(function)
         try:
             worker.send(0, argument)
-            yield partial(_received, worker)
+            yield Answer(worker)
         finally:
             worker.end()
 
@@ -159,10 +199,3 @@ def beside(function: Callable[[Any], Any], argument: Any) -> Iterator[Callable[[
 def processor_seconds() -> float:
     """Seconds that processors have worked for this process, and for those that it started and that have ended."""
     return sum(os.times()[:4])
-
-
-def _received(worker: _Worker) -> Any:
-    _, result, error = worker.receive()
-    if error is not None:
-        raise error
-    return result

@@ -30,14 +30,16 @@ from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import pipeline_candidate
+from autoddl.planner.pipelines.candidate_runs import Clock, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import TriedCut
-from autoddl.planner.pipelines.pipeline_search import WithoutStages, _run, staged_plan
+from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
+from autoddl.planner.process_pool import SharedLeast
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.floors import floor_passes, state_bytes
 from autoddl.schedule.memory_line import predict_memory
@@ -320,7 +322,8 @@ def test_no_stage_is_searched_once_the_time_is_over(monkeypatch: pytest.MonkeyPa
         return search_stage(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr("autoddl.planner.pipelines.solved_stages.search_stage", searched)
-    monkeypatch.setattr("autoddl.planner.pipelines.pipeline_search.processor_seconds", lambda: clock[0])
+    for where in ("candidate_runs", "pipeline_search"):
+        monkeypatch.setattr(f"autoddl.planner.pipelines.{where}.processor_seconds", lambda: clock[0])
     found = autoddl.plan(Chain((16, 64, 16, 64, 16)), TWO_BY_TWO, torch.randn(32, 16), stages=(2,), microbatches=(2,),
                          schedule=("1f1b",), max_axes=1, workers=1, stages_limit=14.5)
     assert found.pipeline is not None and check_pipeline(found).bound <= found.predicted.seconds
@@ -362,12 +365,12 @@ def test_another_problem_than_bytes_is_raised_only_where_no_cut_is_too_full(
         staged_plan(task_of(Chain((8,) * 5), TWO_BY_TWO, torch.randn(8, 8), options, "chain", None), None, None)
 
 
-def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known() -> None:
+def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """First where no stages share ranks, of candidates that may be faster; then the least bounds are raised."""
     done = list[str]()
 
     class Candidate:
-        found, seconds, best, rounds, is_hurried, is_done = None, inf, inf, 0, False, False
+        found, seconds, best, rounds, is_hurried, is_done, is_closer = None, inf, inf, 0, False, False, True
 
         def __init__(self, name: str, bound: float, shares: bool) -> None:
             self.name, self.bound, self.part = name, bound, SimpleNamespace(shares=shares)
@@ -380,10 +383,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known() -
             self.is_done = True
             done.append(f"advance {self.name}")
 
-        def late(self) -> bool:
-            return False
-
-        def look_around(self) -> None: ...
+        def look_around(self, bound: float) -> None: ...
 
     every = [Candidate("shared", 1.0, True), Candidate("apart", 2.0, False), Candidate("slow", 9.0, False)]
     for best, over, expected in ((5.0, 0.3, ["hurry apart", "hurry shared"]), (5.0, 0.2, []), (inf, 0.3, []),
@@ -391,7 +391,8 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known() -
         for one in every:
             one.is_hurried = one.is_done = False
         done.clear()
-        _run(every, best, lambda share, over=over: over >= share)  # type: ignore[arg-type,misc]
+        monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs.processor_seconds", lambda over=over: over)
+        run_candidates(Clock(1.0, SharedLeast(best), 0.0, every, True))  # type: ignore[arg-type]
         assert done[:len(expected)] == expected and done[len(expected)].startswith("advance"), (best, over, done)
 
 

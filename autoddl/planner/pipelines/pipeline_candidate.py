@@ -78,7 +78,10 @@ TURNS = 3
 """Times that a blend is found of all cuts, and what units take where seconds count so, before anything is solved."""
 
 FIRST_EFFORT, EFFORT = 6, 30
-"""Boxes of cuts that are looked into before any plan is known, and for each bound then."""
+"""Boxes of cuts that are looked into before any plan is known, and for each bound then.
+
+Then as many more as cuts are divided into already: those are bounded again first, which takes as long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +171,7 @@ class CutSearch:
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
         is_full    whether a cut cannot be for its bytes
+        needed     the least bytes of a rank that a stage needs of those that another process found not to fit
     """
 
     part: StageParts
@@ -193,6 +197,7 @@ class CutSearch:
     ended: str = ""
     problem: InputError | None = None
     is_full: bool = False
+    needed: float = inf
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -296,7 +301,8 @@ class CutSearch:
             if not self._learn_blend(answer):
                 break
         if answer is None or not self.is_closed:
-            answer = self._least_known(EFFORT if self.rounds and self.best < inf else FIRST_EFFORT)
+            known = self.boxes.count if self.boxes else 0
+            answer = self._least_known(EFFORT + known if self.rounds and self.best < inf else FIRST_EFFORT)
             self._learn_blend(answer)
         return answer
 
@@ -452,14 +458,16 @@ class CutSearch:
             if self._try(other) is not None:
                 break
 
-    def look_around(self) -> None:
+    def look_around(self, bound: float) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left.
 
-        At last the bound is made as sharp as what is known proves.
+        `bound` is that of all candidates: the fastest of them may be the best of its own and leave a gap. At last the
+        bound is made as sharp as what is known proves.
         """
         if self.late():
             return
-        if not self.is_closed:
+        leaves = self.seconds <= self.best and bound < self.best * (1 - self.part.task.options.tolerance)
+        if leaves or not self.is_closed:
             with suppress(OutOfTime):
                 self._solve_others()
         if not self.late():

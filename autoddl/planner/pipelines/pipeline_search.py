@@ -1,12 +1,9 @@
 """Searches over pipelines: numbers of stages and microbatches, schedules, cuts, and the layouts of every stage.
 
 A candidate has D stages, a schedule and m microbatches (`pipeline_candidate`). All are bounded first. Then the one
-whose bound is least is looked into, again and again. A candidate is done once its bound is no better than the best
-plan, with stages or without. Others of nearly as low a bound come before one in which cuts were solved already, so that
-a good plan is found early. Where the time that the search may take is over, no stage is searched any more, and no other
-box of cuts is looked into. What was proved by then is the bound. One search of a stage may take a part of that time.
-It looks until all candidates are bounded and there is some plan. That time is the processor's, of this process and its
-workers: so other programs on the machine do not change what is found.
+whose bound is least is looked into, again and again (`candidate_runs`). A candidate is done once its bound is no better
+than the best plan, with stages or without. Where the time that the search may take is over, what was proved by then is
+the bound.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,6 +25,7 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import check_pins
+from autoddl.planner.pipelines.candidate_runs import Clock, processes_of, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
@@ -36,36 +34,15 @@ from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
-from autoddl.planner.process_pool import processor_seconds
+from autoddl.planner.process_pool import SharedLeast, processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.search.limits import Late
 
-LOOKED = 2
-"""Candidates in which cuts beside the best are solved, those that found best."""
-
-PATIENCE = 0.02
-"""The part of its bound by which a candidate comes later for every time that cuts of it were solved."""
-
 DIVISIONS = 64
 """Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
-
-ONE_STAGE = 1 / 16
-"""The part of the limit that one search of a stage may take."""
-
-FIRST_PLAN = 1 / 2
-"""The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
-
-FIRST_PIPELINE = 1 / 4
-"""The same where a plan without stages is known, and no pipeline."""
-
-LAST = 1 / 10
-"""The part of the limit that is left for cuts beside the best."""
-
-HURRIED = 3.0
-"""Seconds that it may take where no plan is known behind the limit."""
 
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
@@ -98,28 +75,34 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
         policy_blocks(task.graph, policy)
     asked = [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in divisions(task.cluster, d, options)
              for m in options.microbatches for name in options.schedule]
-    searches, problems = list[CutSearch](), list[Alternative]()
+    limit = inf if options.stages_limit is None else options.stages_limit
+    clock, processes = Clock(limit, SharedLeast(best), processor_seconds()), processes_of(options.workers, limit)
+    each = options if processes == 1 else replace(options, workers=1)
+    problems = _begin(replace(task, late=clock.late, options=each), asked, clock,
+                      _teller(progress, clock.searches, len(asked)))
+    run_candidates(clock, processes)
+    searches = clock.searches
+    rows = [*problems, *(one.row for one in searches)]
+    needed = min(min(one.needed, *(part.needed for part in one.part.every)) for one in searches)
+    first = min(searches, key=lambda one: one.seconds)
+    plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
+    return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
+                         None if any(one.is_full for one in searches) else
+                         next((one.problem for one in searches if one.problem), None), _crowd(searches))
+
+
+Asked = tuple[int, tuple[int, ...], int, str]
+"""Numbers of stages on as many parts, ranks of these, microbatches; and a schedule."""
+
+
+def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[[str], None]) -> list[Alternative]:
+    """Bounds all candidates by what little is known, and adds them to those of the clock; returns what cannot be.
+
+    Raises InputError where nothing can be.
+    """
+    problems = list[Alternative]()
     parts, known = dict[tuple[int, tuple[int, ...], int, int, bool, int, str], StageParts](), dict[
         int, dict[int, StageParts]]()
-    tell, began, all_bounded = _teller(progress, searches, len(asked)), processor_seconds(), False
-
-    limit = inf if options.stages_limit is None else options.stages_limit
-
-    def is_known() -> bool:
-        """Whether all candidates are bounded and some plan is known."""
-        return all_bounded and min(best, *(one.seconds for one in searches)) < inf
-
-    def late() -> bool:
-        return processor_seconds() - began > limit and is_known()
-
-    def start_clock() -> Late:
-        """Ends one search of a stage by its part of the limit; where no plan is known behind the limit, soon."""
-        now = processor_seconds()
-        ends = min(now + limit * ONE_STAGE, began + limit)
-        if not is_known():
-            ends = max(ends, now + HURRIED)
-        return lambda: processor_seconds() > ends
-
     for d, sizes, m, name in asked:
         key = d, sizes, m, chunks_of(name), splits_backward(name), pipes_of(name), written_places(name)
         try:
@@ -127,29 +110,16 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                 alike = (part for (*one, _, _, pipes, _), part in parts.items()
                          if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
-                parts[key] = _part(replace(task, late=late), d, m, name, other, start_clock, sizes,
-                                   known.setdefault(m, {}))
+                parts[key] = _part(task, d, m, name, other, clock.of_stage, sizes, known.setdefault(m, {}))
             search = CutSearch(parts[key], name, tell)
-            search.advance(best)
-            searches.append(search)
+            search.advance(clock.best.value)
+            clock.searches.append(search)
         except InputError as error:
             if len(problems) == len(asked) - 1:
                 raise
             problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
-    all_bounded = True
-
-    def is_over(share: float) -> bool:
-        """Whether so much of the limit is over."""
-        return processor_seconds() - began > limit * share
-
-    _run(searches, best, is_over)
-    rows = [*problems, *(one.row for one in searches)]
-    needed = min((one.needed for part in parts.values() for one in part.every), default=inf)
-    first = min(searches, key=lambda one: one.seconds)
-    plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
-    return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
-                         None if any(one.is_full for one in searches) else
-                         next((one.problem for one in searches if one.problem), None), _crowd(searches))
+    clock.is_bounded = True
+    return problems
 
 
 def _crowd(searches: Sequence[CutSearch]) -> str:
@@ -159,39 +129,6 @@ def _crowd(searches: Sequence[CutSearch]) -> str:
         return ""
     most, rank, action, name = min(every)
     return f"rank {rank} of {schedule_title(name)} has {most} microbatch{'es' * (most > 1)} of its stages at {action}; "
-
-
-def _run(searches: Sequence[CutSearch], best: float, is_over: Callable[[float], bool]) -> None:
-    """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
-
-    Where cuts of a candidate were solved, others of nearly as low a bound come first. Once a part of the limit
-    `is_over` without a plan, one is looked for in each candidate before more is learned of their bounds. Where there is
-    a plan without stages, a pipeline is looked for sooner, and first where no stages share ranks: there one is found
-    soonest.
-    """
-    def fastest() -> float:
-        return min(best, *(one.seconds for one in searches))
-
-    def is_last() -> bool:
-        """Whether the time has come to look around."""
-        return (is_over(1 - LAST) and fastest() < inf) or searches[0].late()
-
-    while (left := [one for one in searches if not one.is_done]) and not is_last():
-        first = min(left, key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
-        waiting = [one for one in left if not one.is_hurried and one.bound < fastest()]
-        if fastest() == inf and is_over(FIRST_PLAN) and not first.is_hurried:
-            first.hurry()
-        elif waiting and is_over(FIRST_PIPELINE) and fastest() < inf and all(one.found is None for one in searches):
-            min(waiting, key=lambda one: (one.part.shares, one.bound)).hurry()
-        else:
-            first.advance(fastest())
-        for one in searches:
-            one.best = fastest()
-    for one in sorted(searches, key=lambda one: one.seconds)[:LOOKED]:
-        one.best = fastest()
-        one.look_around()
-    for one in searches:
-        one.best = fastest()
 
 
 def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int) -> Callable[[str], None]:

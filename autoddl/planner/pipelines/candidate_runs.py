@@ -1,0 +1,201 @@
+"""Searches the candidates of pipelines, best first, until nothing more is gained or the time is over.
+
+The candidate of the least bound is advanced, again and again (`pipeline_candidate`). Others of nearly as low a bound
+come before one in which cuts were solved already, so that a good plan is found early. A limit is one of the processor's
+time, so other programs on the machine do not change what is found. Once it is over, no stage is searched any more, and
+no other box of cuts is looked into. One search of a stage may take a part of it. It looks until all candidates are
+bounded and there is some plan.
+
+Where there is a limit and several processors, candidates are searched at once: the next best of those that are bounded
+closely goes to a process beside this one, until it is done. The limit is that of each process. All of them know the
+best seconds of any. What one learns of stages the others do not.
+"""
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf
+from os import cpu_count
+from typing import NamedTuple
+
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline_cuts import CutProblem, CutProof
+from autoddl.core.processes import forks
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
+from autoddl.planner.process_pool import Answer, SharedLeast, beside, processor_seconds
+from autoddl.search.limits import Late
+
+LOOKED = 2
+"""Candidates in which cuts beside the best are solved, those that found best."""
+
+PATIENCE = 0.02
+"""The part of its bound by which a candidate comes later for every time that cuts of it were solved."""
+
+ONE_STAGE = 1 / 16
+"""The part of the limit that one search of a stage may take."""
+
+FIRST_PLAN = 1 / 2
+"""The part of the limit after which cuts are solved before other candidates are bounded closer, for a first plan."""
+
+FIRST_PIPELINE = 1 / 4
+"""The same where a plan without stages is known, and no pipeline."""
+
+LAST = 1 / 10
+"""The part of the limit that is left for cuts beside the best."""
+
+HURRIED = 3.0
+"""Seconds that it may take where no plan is known behind the limit."""
+
+PROCESSES = 2
+"""Processes that search at once unless another number is asked for: each has tables of its own."""
+
+__all__ = ["Clock", "processes_of", "run_candidates"]
+
+
+class _Outcome(NamedTuple):
+    """What a process found of a candidate, as in CutSearch; of its pipelines the fastest."""
+
+    bound: float
+    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None
+    found: TriedCut | None
+    ended: str
+    problem: InputError | None
+    is_full: bool
+    needed: float
+
+
+@dataclass(eq=False)
+class Clock:
+    """The time of a search over stages, and the best seconds that are known.
+
+        limit       seconds of the processor, of each process
+        best        the best seconds of all processes
+        began       the processor's seconds when the search began
+        searches    the candidates
+        is_bounded  whether all candidates are bounded
+    """
+
+    limit: float
+    best: SharedLeast
+    began: float
+    searches: list[CutSearch] = field(default_factory=list)
+    is_bounded: bool = False
+
+    @property
+    def spent(self) -> float:
+        """Seconds that the search took so far."""
+        return processor_seconds() - self.began
+
+    def is_over(self, share: float = 1.0) -> bool:
+        """Whether so much of the limit is over."""
+        return self.spent > self.limit * share
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all candidates are bounded and some plan is known."""
+        return self.is_bounded and min(self.best.value, *(one.seconds for one in self.searches)) < inf
+
+    def late(self) -> bool:
+        """Whether the limit is over, and need not be waited for."""
+        return self.is_over() and self.is_known
+
+    def is_last(self) -> bool:
+        """Whether the time has come to look around in the candidates that found best."""
+        return (self.is_over(1 - LAST) and self.best.value < inf) or self.late()
+
+    def of_stage(self) -> Late:
+        """Ends one search of a stage by its part of the limit; where no plan is known behind the limit, soon."""
+        ends = min(self.spent + self.limit * ONE_STAGE, self.limit)
+        if not self.is_known:
+            ends = max(ends, self.spent + HURRIED)
+        return lambda: self.spent > ends
+
+
+def processes_of(workers: int | None, limit: float) -> int:
+    """The number of processes: one without a limit, so that always the same is found; else as asked for."""
+    if limit == inf or not forks():
+        return 1
+    return min(PROCESSES, cpu_count() or 1) if workers is None else workers
+
+
+def run_candidates(clock: Clock, processes: int = 1) -> None:
+    """Advances the candidate of the least bound, again and again; at last looks around in those that found best.
+
+    Once a part of the limit is over without a plan, one is looked for in each candidate before more is learned of their
+    bounds. Where there is a plan without stages, a pipeline is looked for sooner, and first where no stages share
+    ranks: there one is found soonest.
+    """
+    others = dict[CutSearch, Answer]()
+    with ExitStack() as stack:
+        while (left := _left(clock, others)) and not clock.is_last():
+            for one in [one for one, answer in others.items() if answer.is_ready]:
+                _receive(one, others.pop(one), clock)
+            closely = [one for one in left[1:] if one.is_closer]
+            if closely and len(others) + 1 < processes:
+                others[closely[0]] = stack.enter_context(beside(partial(_alone, closely[0], clock, clock.spent), None))
+            else:
+                _advance(left, clock)
+        while others and not clock.is_last():
+            _receive(*others.popitem(), clock)
+        _look_around([one for one in clock.searches if one not in others], clock)
+        while others:
+            _receive(*others.popitem(), clock)
+
+
+def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
+    """The candidates of this process that are not done, those of the least bound first."""
+    _tell(clock)
+    return sorted((one for one in clock.searches if not one.is_done and one not in others),
+                  key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
+
+
+def _advance(left: Sequence[CutSearch], clock: Clock) -> None:
+    """Advances the first candidate, or looks for a first plan of one."""
+    best = clock.best.value
+    waiting = [one for one in left if not one.is_hurried and one.bound < best]
+    if best == inf and clock.is_over(FIRST_PLAN) and not left[0].is_hurried:
+        left[0].hurry()
+    elif waiting and clock.is_over(FIRST_PIPELINE) and best < inf and all(one.found is None for one in clock.searches):
+        min(waiting, key=lambda one: (one.part.shares, one.bound)).hurry()
+    else:
+        left[0].advance(best)
+
+
+def _tell(clock: Clock) -> None:
+    """Tells all processes of the best seconds of these candidates, and these of the best of all."""
+    clock.best.tell(min(one.seconds for one in clock.searches))
+    for one in clock.searches:
+        one.best = clock.best.value
+
+
+def _look_around(searches: Sequence[CutSearch], clock: Clock) -> None:
+    """Looks around in the candidates that found best."""
+    for one in sorted(searches, key=lambda one: one.seconds)[:LOOKED]:
+        one.look_around(min(other.bound for other in clock.searches))
+        _tell(clock)
+
+
+def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
+    """Advances one candidate in a process of its own, and looks around in it where it has the best pipeline."""
+    clock.began = processor_seconds() - spent
+    one.tell = lambda what: None
+    while not one.is_done and not clock.is_last():
+        _advance([one], clock)
+        _tell(clock)
+    if one.seconds <= clock.best.value:
+        _look_around([one], clock)
+    needed = min((part.needed for part in one.part.every), default=inf)
+    return _Outcome(one.bound, one.proof, one.found, one.ended, one.problem, one.is_full, needed)
+
+
+def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
+    """Writes into a candidate what another process found of it. Its seconds are not those of this process."""
+    found, before = answer(), processor_seconds()
+    answer.end()
+    clock.began += processor_seconds() - before
+    one.bound, one.proof, one.ended, one.problem, one.is_full, one.needed = (
+        found.bound, found.proof, found.ended, found.problem, found.is_full, found.needed)
+    if found.found is not None:
+        one.tried[found.found.cut] = found.found
+    _tell(clock)
