@@ -39,7 +39,7 @@ from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
-from autoddl.planner.process_pool import SharedLeast
+from autoddl.planner.process_pool import SharedLeast, beside
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.floors import floor_passes, state_bytes
 from autoddl.schedule.memory_line import predict_memory
@@ -311,6 +311,34 @@ def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> No
     assert any(row["detail"] == "the time was over" for row in found.source["alternatives"])
     every = [pipeline_plan(one, Staged(cut, "1f1b", 4)).predicted.seconds for cut in cuts_of(one, 2)]
     assert 0 < found.bound <= min(every) and found.bound < found.predicted.seconds
+
+
+def test_two_processes_find_a_plan_and_a_bound_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second has a candidate: its pipeline, bound and proof come back, and the better one is the plan."""
+    model, sample = zoo.named("gpt2", layers=1, B=8)
+    given = list[object]()
+
+    def counted(function: object, argument: object) -> object:
+        given.append(function)
+        return beside(function, argument)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs.beside", counted)
+    one, two = (autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("zb-h1", "1f1b"), microbatches=(4,),
+                             max_axes=1, workers=n, stages_limit=1e6) for n in (1, 2))
+    assert given and two.pipeline is not None and check_pipeline(two).bound == pytest.approx(two.bound)
+    assert two.bound <= one.predicted.seconds and two.gap <= one.gap + 1e-3
+    assert all(row["proof"] is not None for row in two.source["alternatives"])
+
+
+def test_the_least_of_numbers_is_told_between_processes() -> None:
+    least = SharedLeast(3.0)
+    with beside(least.tell, 2.0) as answer:
+        answer()
+        assert answer.worker.process.is_alive() and least.value == 2.0
+        answer.end()
+        assert not answer.worker.process.is_alive()
+    least.tell(2.5)
+    assert least.value == 2.0
 
 
 def test_no_stage_is_searched_once_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

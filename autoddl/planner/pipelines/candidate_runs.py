@@ -6,9 +6,10 @@ time, so other programs on the machine do not change what is found. Once it is o
 no other box of cuts is looked into. One search of a stage may take a part of it. It looks until all candidates are
 bounded and there is some plan.
 
-Where there is a limit and several processors, candidates are searched at once: the next best of those that are bounded
-closely goes to a process beside this one, until it is done. The limit is that of each process. All of them know the
-best seconds of any. What one learns of stages the others do not.
+Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
+closely goes to a process beside this one, until it is done. Where none is left, a better pipeline is sought there near
+the fastest. The limit is that of each process. All of them know the best seconds of any. What one learns of stages the
+others do not.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from os import cpu_count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_cuts import CutProblem, CutProof
@@ -126,21 +127,77 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
     bounds. Where there is a plan without stages, a pipeline is looked for sooner, and first where no stages share
     ranks: there one is found soonest.
     """
-    others = dict[CutSearch, Answer]()
+    others, better = dict[CutSearch, Answer](), _Better(clock)
     with ExitStack() as stack:
         while (left := _left(clock, others)) and not clock.is_last():
             for one in [one for one, answer in others.items() if answer.is_ready]:
                 _receive(one, others.pop(one), clock)
-            closely = [one for one in left[1:] if one.is_closer]
-            if closely and len(others) + 1 < processes:
+            closely, free = [one for one in left[1:] if one.is_closer], processes - 1 - len(others) - better.is_sought
+            if closely and free > 0:
                 others[closely[0]] = stack.enter_context(beside(partial(_alone, closely[0], clock, clock.spent), None))
-            else:
+            elif not (free > 0 and better.seek(others, stack)):
                 _advance(left, clock)
+            better.receive(wait=False)
         while others and not clock.is_last():
             _receive(*others.popitem(), clock)
+        better.receive(wait=not _is_closed(clock) or clock.best.value < min(one.seconds for one in clock.searches))
         _look_around([one for one in clock.searches if one not in others], clock)
         while others:
             _receive(*others.popitem(), clock)
+
+
+@dataclass(eq=False)
+class _Better:
+    """A process that seeks a better pipeline of the candidate that found best, while this one raises bounds.
+
+        clock     the time, and all candidates
+        sought    the candidate, and the answer
+        seen      candidates with what was known of them when a better one was sought
+    """
+
+    clock: Clock
+    sought: tuple[CutSearch, Answer] | None = None
+    seen: set[tuple[CutSearch, int, float]] = field(default_factory=set)
+
+    @property
+    def is_sought(self) -> bool:
+        """Whether one is sought now."""
+        return self.sought is not None
+
+    def seek(self, others: Collection[CutSearch], stack: ExitStack) -> bool:
+        """Seeks a better pipeline than the fastest, once where more is known; whether one is sought from now on."""
+        first = min((one for one in self.clock.searches if one not in others), key=lambda one: one.seconds)
+        known = first, first.rounds, first.seconds
+        if self.is_sought or first.found is None or first.seconds > self.clock.best.value or known in self.seen:
+            return False
+        self.seen.add(known)
+        self.sought = first, stack.enter_context(beside(partial(_better, first, self.clock, self.clock.spent), None))
+        return True
+
+    def receive(self, wait: bool) -> None:
+        """Adds what was found to the candidate, if it is there or to be waited for."""
+        if self.sought is None or not (self.sought[1].is_ready or wait):
+            return
+        (one, answer), self.sought = self.sought, None
+        found = _answered(answer, self.clock)
+        if found.seconds < one.seconds:
+            one.tried[found.cut] = found
+        self.seen.add((one, one.rounds, one.seconds))
+        _tell(self.clock)
+
+
+def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> TriedCut:
+    """The fastest pipeline that is found from the fastest of a candidate, in a process of its own."""
+    clock.began = processor_seconds() - spent
+    one.tell = lambda what: clock.best.tell(one.seconds)
+    one.find_better()
+    assert one.found is not None
+    return one.found
+
+
+def _is_closed(clock: Clock) -> bool:
+    """Whether the bound of all candidates reaches the best."""
+    return all(one.bound >= clock.best.value * (1 - one.part.task.options.tolerance) for one in clock.searches)
 
 
 def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
@@ -191,11 +248,17 @@ def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
 
 def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
     """Writes into a candidate what another process found of it. Its seconds are not those of this process."""
-    found, before = answer(), processor_seconds()
-    answer.end()
-    clock.began += processor_seconds() - before
+    found = _answered(answer, clock)
     one.bound, one.proof, one.ended, one.problem, one.is_full, one.needed = (
         found.bound, found.proof, found.ended, found.problem, found.is_full, found.needed)
     if found.found is not None:
         one.tried[found.found.cut] = found.found
     _tell(clock)
+
+
+def _answered(answer: Answer, clock: Clock) -> Any:
+    """What another process answers. Its seconds are not those of this one."""
+    found, before = answer(), processor_seconds()
+    answer.end()
+    clock.began += processor_seconds() - before
+    return found

@@ -468,8 +468,9 @@ class CutSearch:
             return
         leaves = self.seconds <= self.best and bound < self.best * (1 - self.part.task.options.tolerance)
         if leaves or not self.is_closed:
+            self.find_better()
             with suppress(OutOfTime):
-                self._solve_others()
+                self._choose_together()
         if not self.late():
             self._least(self._problem, self.part.task.options.tolerance / 4)
 
@@ -480,15 +481,23 @@ class CutSearch:
         met = [self.part.cut_of(sizes) for sizes in self.answer.evaluations] if self.answer else []
         return other_cuts(self._placed, self.tried, beside, self.seconds, met)
 
-    def _solve_others(self) -> None:
-        """Solves cuts beside the best, and chooses the layouts of the fastest together."""
-        for cut in self._others:
-            if self.late():
-                return
-            self._say("cuts beside the best")
-            self._try(cut)
+    def find_better(self) -> None:
+        """Solves cuts beside the best, again where one is better, while there is time."""
+        with suppress(OutOfTime):
+            again = True
+            while again:
+                best = self.seconds
+                for cut in self._others:
+                    if self.late():
+                        return
+                    self._say("cuts beside the best")
+                    self._try(cut)
+                again = self.seconds < best
+
+    def _choose_together(self) -> None:
+        """Chooses the layouts of the fastest together."""
         fastest = sorted((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds)
-        for one in fastest[:TOGETHER]:
+        for one in () if self.late() else fastest[:TOGETHER]:
             plans, seconds = improved(self.part, self.part.staged(self.name, one.cut), one.plans)
             self.tried[one.cut] = TriedCut(one.cut, plans, seconds)
             if self.late() or seconds > one.seconds * (1 - self.part.task.options.tolerance):
