@@ -315,16 +315,15 @@ def test_a_search_whose_time_is_over_has_a_plan_and_a_bound_that_is_true() -> No
 
 def test_two_processes_find_a_plan_and_a_bound_as_one_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second has a candidate: its pipeline, bound and proof come back, and the better one is the plan."""
-    model, sample = zoo.named("gpt2", layers=1, B=8)
-    given = list[object]()
+    model, given = Chain((16, 64, 16, 64, 16)), list[object]()
 
     def counted(function: object, argument: object) -> object:
         given.append(function)
         return beside(function, argument)  # type: ignore[arg-type]
 
     monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs.beside", counted)
-    one, two = (autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("zb-h1", "1f1b"), microbatches=(4,),
-                             max_axes=1, workers=n, stages_limit=1e6) for n in (1, 2))
+    one, two = (autoddl.plan(model, TWO_BY_TWO, torch.randn(32, 16), stages=(2,), microbatches=(2,),
+                             schedule=("zb-h1", "1f1b"), max_axes=1, workers=n, stages_limit=1e6) for n in (1, 2))
     assert given and two.pipeline is not None and check_pipeline(two).bound == pytest.approx(two.bound)
     assert two.bound <= one.predicted.seconds and two.gap <= one.gap + 1e-3
     assert all(row["proof"] is not None for row in two.source["alternatives"])
@@ -401,7 +400,8 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
         found, seconds, best, rounds, is_hurried, is_done, is_closer = None, inf, inf, 0, False, False, True
 
         def __init__(self, name: str, bound: float, shares: bool) -> None:
-            self.name, self.bound, self.part = name, bound, SimpleNamespace(shares=shares)
+            task = SimpleNamespace(options=SimpleNamespace(tolerance=0.0))
+            self.name, self.bound, self.part = name, bound, SimpleNamespace(shares=shares, task=task)
 
         def hurry(self) -> None:
             self.is_hurried = True

@@ -19,6 +19,7 @@ Reading order:
     rank_memory           the stages of a rank, together within its memory
     cut_problems          what is known of stages, as the problem over the cuts of one candidate
     pipeline_candidate    one number of stages and microbatches with one schedule: its bound, and its best cut
+    candidate_runs        candidates one after another or on several processes, until nothing is gained or time is over
     pipeline_search       all candidates, with one bound
     uniform_pipelines     pipelines as Megatron has them, as a baseline
 
