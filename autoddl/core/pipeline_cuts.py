@@ -224,7 +224,7 @@ class DividedBox:
 
     @property
     def count(self) -> int:
-        """How many boxes that are, with this one."""
+        """How many boxes there are, with this one."""
         return 1 + sum(child.count for child in self.children)
 
 

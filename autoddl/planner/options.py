@@ -109,7 +109,7 @@ class PlanOptions:
     stages_limit: float | None = _option(None, "of the processor, for the search over stages; the bound tells the rest",
                                          metavar="SECONDS")
     """Seconds that the search over stages may take once a plan is found, soft, of the processor and of each of its
-    processes, so that other programs do not change the plan; None: until nothing more is gained."""
+    processes, so that other programs hardly change the plan; None: until nothing more is gained."""
 
     workers: int | None = _option(None, "processes that search (default: chosen automatically)", min=1)
     """Processes that search; their number changes no plan, unless the search over stages has a limit."""

@@ -1,13 +1,14 @@
-"""Plans with stages and their proofs: python examples/benchmarks/pipelines.py [part of a case's name]
+"""Plans with stages and their proofs: python examples/benchmarks/pipelines.py [part of a case's name] [processes]
 
 For every case the best plan without stages, the best pipeline of every candidate with its bound, and the gap of the
-plan that is found. Seconds of planning are CPU seconds of this process, captures included, with one worker.
+plan that is found. Seconds of planning are CPU seconds, captures included, with one process unless more are asked for.
 """
 
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -139,17 +140,20 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
 }
 
 
-def main(wanted: str) -> None:
+def main(wanted: str = "", workers: str = "1") -> None:
     for name, (model, cluster, options) in CASES.items():
         if wanted not in name:
             continue
-        began = time.process_time()
-        plan = autoddl.plan(model(), CLUSTERS / cluster, max_axes=2, workers=1, **options)
-        took = time.process_time() - began
+        began, clock = time.process_time(), time.perf_counter()
+        plan = autoddl.plan(model(), CLUSTERS / cluster, max_axes=2, workers=int(workers), **options)
+        took, wall = time.process_time() - began, time.perf_counter() - clock
+        others, own = (getrusage(which) for which in (RUSAGE_CHILDREN, RUSAGE_SELF))
         checked = check_pipeline(plan) if plan.pipeline else None
         stages = f"{len(plan.pipeline.stages)} stages, {plan.pipeline.name}" if plan.pipeline else "no stages"
         print(f"{name} on {cluster}: {plan.predicted.seconds:.6g} s with {stages}, {plan.microbatches} microbatches, "
-              f"gap {plan.gap:.2%}, proof {'checked' if checked else 'not checked'}; {took:.0f} CPU s")
+              f"gap {plan.gap:.2%}, proof {'checked' if checked else 'not checked'}; {took:.0f} CPU s here and "
+              f"{others.ru_utime + others.ru_stime:.0f} in other processes so far, {wall:.0f} s; at most "
+              f"{own.ru_maxrss / 1e6:.2f} GB, another process {others.ru_maxrss / 1e6:.2f} GB")
         if (whole := plan.source["bound_without_stages"]) is not None:
             print(f"    without stages no less than {whole:.6g} s")
         for row in plan.source["alternatives"]:
@@ -160,4 +164,4 @@ def main(wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "")
+    main(*sys.argv[1:])

@@ -22,7 +22,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _by_stage
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
-from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts, _counts
+from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
 from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.task import PlanTask, task_of
@@ -148,6 +148,62 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
     assert raised > len(every)
 
 
+class ReadingBlock(nn.Module):
+    """A product of what the block before gave and what all blocks read."""
+
+    def __init__(self, width: int, adds: bool) -> None:
+        super().__init__()
+        self.own, self.adds = nn.Linear(width, width, bias=False), adds
+
+    def forward(self, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.own(torch.tanh(x + read if self.adds else x @ read))
+        return found
+
+
+class Reading(nn.Module):
+    """Blocks that all read one tensor, which is made of the input, or of parameters alone."""
+
+    def __init__(self, of_input: bool, blocks: int = 4, width: int = 128) -> None:
+        super().__init__()
+        self.of_input, self.made = of_input, nn.Parameter(torch.randn(width, width))
+        self.first, self.last = nn.Linear(width, width), nn.Linear(width, width)
+        self.blocks = nn.ModuleList(ReadingBlock(width, of_input) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = torch.tanh(x @ self.made) if self.of_input else self.made.t().exp()
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, read)
+        loss: torch.Tensor = self.last(x).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("of_input", [True, False])
+@pytest.mark.parametrize("splits", [True, False])
+def test_what_several_units_read_is_reduced_once_by_a_stage_that_has_them(of_input: bool, splits: bool) -> None:
+    """So it may take less than its units together. And kernels of what depends on parameters alone are in W of a stage
+    that has it from their beginning, in B of one that receives it: B and W of its units say nothing apart."""
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    task = replace(task_of(Reading(of_input), TWO_BY_TWO, torch.randn(64, 128), options, "reading", None),
+                   budget=float("inf"))
+    places = places_of(task.variant(4).original, ())
+    parts = StageParts(task, 2, 2, 4, places, ONE_PIPE, splits=splits)
+    assert parts.reduced > 0 and parts.turns == (splits and not of_input)
+    apart = ((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), (4.0, 4.0, 1.0, 0.0, 0.0, 0.0), (4.0, 1.0, 4.0, 0.0, 0.0, 0.0))
+    for weights in (parts.repeated, *PASSES, *apart * splits):
+        for k in range(parts.units):
+            parts._search_least(*parts.alone(k, k + 1), weights)
+        least = parts.least(weights)
+        for a, b in ((0, 3), (1, 3), (1, parts.units - 1)):
+            graph, _ = parts.alone(a, b)
+            found = search_stage(replace(task, counts=parts._counts(weights)), graph, parts.cluster, parts.each, ONE)
+            plan = parts._plan_alone(SolvedStage(*parts._freely(*parts.alone(a, b), ONE)), graph, found.candidate,
+                                     found.solution, ONE)
+            taken = stage_seconds(plan, add_hubs(graph.graph), parts.cluster, splits)
+            assert 0 < least[a, b] <= np.dot(weights, taken) * (1 + 1e-9), (weights, a, b)
+            assert all(floor[a, b] <= one * (1 + 1e-9) for floor, one in zip(parts.floor_passes(), taken, strict=False))
+
+
 @parametrize_or_slow("name,layers,recompute,prices,waits", [("gpt2", 1, "none", (5,), (1, 3))], [
     ("gpt2", 2, "search", (0.3, 5), (0, 0)), ("llama", 3, "none", (0.3, 5), (0, 0)), ("llama", 2, "full", (0.3, 5),
     (1, 4)), ("neox", 2, "none", (0.3, 5), (0, 2)), ("gpt2", 2, "search", (0.3, 5), (1, 3))])
@@ -204,7 +260,7 @@ def test_least_seconds_counted_so_are_those_of_a_plan_and_no_plan_has_less(name:
     every, seconds, free = (parts.repeated, parts.behind, *PASSES, *SINGLES, *apart * splits), [], SolvedStage(
         *parts._freely(graph, key, ONE))
     for weights in every:
-        found = search_stage(replace(task, counts=_counts(weights)), graph, parts.cluster, parts.each, ONE)
+        found = search_stage(replace(task, counts=parts._counts(weights)), graph, parts.cluster, parts.each, ONE)
         plan = parts._plan_alone(free, graph, found.candidate, found.solution, ONE)
         seconds.append(stage_seconds(plan, add_hubs(graph.graph), parts.cluster, splits))
     for k, weights in enumerate(every):

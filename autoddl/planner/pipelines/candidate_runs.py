@@ -2,9 +2,9 @@
 
 The candidate of the least bound is advanced, again and again (`pipeline_candidate`). Others of nearly as low a bound
 come before one in which cuts were solved already, so that a good plan is found early. A limit is one of the processor's
-time, so other programs on the machine do not change what is found. Once it is over, no stage is searched any more, and
-no other box of cuts is looked into. One search of a stage may take a part of it. It looks until all candidates are
-bounded and there is some plan.
+time. So other programs on the machine change little of what is found, and nothing where one process searches. Once it
+is over, no stage is searched any more, and no other box of cuts is looked into. One search of a stage may take a part
+of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
 closely goes to a process beside this one, until it is done. Where none is left, a better pipeline is sought there near
@@ -20,7 +20,7 @@ from math import inf
 from os import cpu_count
 from typing import Any, NamedTuple
 
-from autoddl.core.errors import InputError
+from autoddl.core.errors import InputError, MachineError
 from autoddl.core.pipeline_cuts import CutProblem, CutProof
 from autoddl.core.processes import forks
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
@@ -75,6 +75,7 @@ class Clock:
         began       the processor's seconds when the search began
         searches    the candidates
         is_bounded  whether all candidates are bounded
+        is_alone    whether no other process is started any more
     """
 
     limit: float
@@ -82,6 +83,7 @@ class Clock:
     began: float
     searches: list[CutSearch] = field(default_factory=list)
     is_bounded: bool = False
+    is_alone: bool = False
 
     @property
     def spent(self) -> float:
@@ -132,7 +134,8 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
         while (left := _left(clock, others)) and not clock.is_last():
             for one in [one for one, answer in others.items() if answer.is_ready]:
                 _receive(one, others.pop(one), clock)
-            closely, free = [one for one in left[1:] if one.is_closer], processes - 1 - len(others) - better.is_sought
+            free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
+            closely = [one for one in left[1:] if one.is_closer and not better.is_sought_of(one)]
             if closely and free > 0:
                 others[closely[0]] = stack.enter_context(beside(partial(_alone, closely[0], clock, clock.spent), None))
             elif not (free > 0 and better.seek(others, stack)):
@@ -164,6 +167,10 @@ class _Better:
         """Whether one is sought now."""
         return self.sought is not None
 
+    def is_sought_of(self, one: CutSearch) -> bool:
+        """Whether one of a candidate is sought now."""
+        return self.sought is not None and self.sought[0] is one
+
     def seek(self, others: Collection[CutSearch], stack: ExitStack) -> bool:
         """Seeks a better pipeline than the fastest, once where more is known; whether one is sought from now on."""
         first = min((one for one in self.clock.searches if one not in others), key=lambda one: one.seconds)
@@ -180,7 +187,7 @@ class _Better:
             return
         (one, answer), self.sought = self.sought, None
         found = _answered(answer, self.clock)
-        if found.seconds < one.seconds:
+        if found is not None and found.seconds < one.seconds:
             one.tried[found.cut] = found
         self.seen.add((one, one.rounds, one.seconds))
         _tell(self.clock)
@@ -249,16 +256,26 @@ def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
 def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
     """Writes into a candidate what another process found of it. Its seconds are not those of this process."""
     found = _answered(answer, clock)
+    if found is None:
+        return
     one.bound, one.proof, one.ended, one.problem, one.is_full, one.needed = (
         found.bound, found.proof, found.ended, found.problem, found.is_full, found.needed)
-    if found.found is not None:
+    if found.found is not None and found.found.seconds < one.seconds:
         one.tried[found.found.cut] = found.found
     _tell(clock)
 
 
 def _answered(answer: Answer, clock: Clock) -> Any:
-    """What another process answers. Its seconds are not those of this one."""
-    found, before = answer(), processor_seconds()
+    """What another process answers. Its seconds are not those of this one.
+
+    None where it ended early, perhaps for lack of memory: then this process goes on alone.
+    """
+    found = None
+    try:
+        found = answer()
+    except MachineError:
+        clock.is_alone = True
+    before = processor_seconds()
     answer.end()
     clock.began += processor_seconds() - before
     return found

@@ -80,8 +80,12 @@ TURNS = 3
 FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into before any plan is known, and for each bound then.
 
-Then as many more as cuts are divided into already: those are bounded again first, which takes as long.
+Boxes of earlier bounds are bounded again first, and do not count. As they take long too, then as many more are looked
+into, up to MOST.
 """
+
+MOST = 300
+"""Boxes of cuts that are looked into for one bound, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +175,7 @@ class CutSearch:
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
         is_full    whether a cut cannot be for its bytes
-        needed     the least bytes of a rank that a stage needs of those that another process found not to fit
+        needed     the least bytes of a rank that some stage needs, of those that another process found not to fit
     """
 
     part: StageParts
@@ -302,7 +306,7 @@ class CutSearch:
                 break
         if answer is None or not self.is_closed:
             known = self.boxes.count if self.boxes else 0
-            answer = self._least_known(EFFORT + known if self.rounds and self.best < inf else FIRST_EFFORT)
+            answer = self._least_known(min(EFFORT + known, MOST) if self.rounds and self.best < inf else FIRST_EFFORT)
             self._learn_blend(answer)
         return answer
 
@@ -453,10 +457,11 @@ class CutSearch:
 
     def _find_any(self, cut: tuple[int, ...]) -> None:
         """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
-        for other in islice(roomier_cuts(self.part, self.name, cut, self.flights), ATTEMPTS):
-            self._say("cuts that leave more room")
-            if self._try(other) is not None:
-                break
+        with suppress(OutOfTime):
+            for other in islice(roomier_cuts(self.part, self.name, cut, self.flights), ATTEMPTS):
+                self._say("cuts that leave more room")
+                if self._try(other) is not None:
+                    break
 
     def look_around(self, bound: float) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left.

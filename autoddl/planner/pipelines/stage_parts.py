@@ -17,7 +17,8 @@ layouts proved. A stage that is made of two has all that they have, and conversi
 
     T(a, c) >= T(a, b) + T(b, c) - apart
 
-`apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
+`apart` are the ops before all parameters, which each stage computes for itself, and reductions of what several units
+read (`StageUnits.reduced`). So what is proved of some stages is
 known of all longer ones (`search.pipeline_cuts.joined`). Where both have units that share a parameter, which the longer
 one gathers and updates once, units of one of them count by their floors. Nothing is known of longer ones where kernels
 are fused over cuts. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
@@ -157,8 +158,9 @@ class StageParts(SolvedStages):
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T of every stage, [a, b], as far as it is known."""
         m, floors = self.each, self.floors()
-        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), m * self.apart,
-                             self.shared, m * floors)
+        apart = self._joins((m, m, m, 1.0, 1.0, 1.0))
+        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), apart, self.shared,
+                             m * floors)
                 for kept in (False, True)}
         return {flight: np.maximum(free[flight.is_several], self._every(partial(self._solved_bound, flight)))
                 for flight in flights}
@@ -173,17 +175,24 @@ class StageParts(SolvedStages):
     def least(self, weights: Weights) -> Array:
         """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
         known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0))
-        sums = np.array(self._works) @ np.array(weights[:3])
+        sums = np.array(self._works) @ np.array((*weights[:2], min(weights[1:3]) if self.turns else weights[2]))
         floors = np.maximum(sums[None, :] - sums[:, None], 0.0)
         most = np.maximum(known, floors)
         if weights == self.behind:
             most = np.maximum(most, self.least(self.repeated))
         if weights in SINGLES:
             most = np.maximum(most, sum(self.least(one) for one in self.pieces))
-        apart = weights[0] * self.apart if self.apart < inf else inf
+        apart = self._joins(weights)
         if (weights, apart) not in self._joined or not np.array_equal(self._joined[weights, apart][0], most):
             self._joined[weights, apart] = most, joined(most, apart, self.shared, floors)
         return self._joined[weights, apart][1]
+
+    def _joins(self, weights: Weights) -> float:
+        """Seconds counted so by which a stage may take less than two that it is made of; infinite if not known.
+
+        Once more a value is reduced, perhaps again in backward, and a gradient.
+        """
+        return inf if self.apart == inf else weights[0] * self.apart + (weights[0] + 2 * weights[1]) * self.reduced
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T' of every stage, [a, b], as far as it is known."""
@@ -245,7 +254,7 @@ class StageParts(SolvedStages):
         for graph, key in {self.alone(k, k + 1)[1]: self.alone(k, k + 1) for k in self._within(s)}.values():
             if not self._prices.has_turn(key, flight, weights, price):
                 self.check_time()
-                task = replace(self.task, counts=_counts(weights), copies=self.copies)
+                task = replace(self.task, counts=self._counts(weights), copies=self.copies)
                 self._prices.learn_turn(task, self._asking(graph, flight), key, weights, price)
 
     def _every_side(self, known: Mapping[tuple[str, Any], float]) -> Array:
@@ -259,7 +268,7 @@ class StageParts(SolvedStages):
     def _counted_so(self, a: int, b: int, weights: tuple[float, ...]) -> PlanTask:
         """The task in which the seconds and messages of a stage count so."""
         ports = PieceMessages(self.ports(a, b), self.task.cluster, self.ranks, self.where, (weights[6], weights[7]))
-        return replace(self.task, counts=_counts(weights), ports=ports, copies=self.copies)
+        return replace(self.task, counts=self._counts(weights), ports=ports, copies=self.copies)
 
     def count_priced(self, a: int, b: int, flight: Flight, weights: tuple[float, ...], stage: StageGraph, price: float
                      ) -> Plan | None:
@@ -299,7 +308,7 @@ class StageParts(SolvedStages):
             made = self.search(task, graph, at if solved.binds else ONE, self.within)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
             if self._sends_more(a, b, stage):
-                return self.searched_for(stage, flight, _counts(weights), None)
+                return self.searched_for(stage, flight, self._counts(weights), None)
             if at.is_several != flight.is_several:
                 made = self.search(task, graph, flight, (made.candidate,))
         except Infeasible:
@@ -374,7 +383,7 @@ class StageParts(SolvedStages):
             return False
         each = [floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6]]
         weights = tuple(each)
-        if weights not in self._directions and len(self._directions) == MOST_DIRECTIONS:
+        if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
             return False
         self._directions[weights] = None
         ends = {0: [0], self.stages - 1: [self.units - 1]}.get(s, [])
@@ -384,7 +393,7 @@ class StageParts(SolvedStages):
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""
         if (key, weights, at) in self._least:
             return False
-        task = replace(self.task, counts=_counts(weights), copies=self.copies,
+        task = replace(self.task, counts=self._counts(weights), copies=self.copies,
                        budget=inf if at == ANY else self.task.budget)
         try:
             self._least[key, weights, at] = self.search(task, graph, ONE if at == ANY else at).bound
@@ -392,8 +401,9 @@ class StageParts(SolvedStages):
             self._least[key, weights, at] = 0.0
         return True
 
-
-def _counts(weights: Weights) -> Counts:
-    """The counts of a search."""
-    forward, backward, late, gather, reduce, update = weights[:6]
-    return Counts(forward, backward, gather, reduce, update, None if late == backward else late)
+    def _counts(self, weights: Weights) -> Counts:
+        """The counts of a search; B and W count alike, as the fewer of them, where kernels may be in either."""
+        forward, backward, late, gather, reduce, update = weights[:6]
+        if self.turns:
+            backward = late = min(backward, late)
+        return Counts(forward, backward, gather, reduce, update, None if late == backward else late)

@@ -39,7 +39,7 @@ from autoddl.core.recompute import (
 )
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, collective
 from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.work import VIEWS, base
 from autoddl.planner.candidates import Candidate
@@ -233,10 +233,10 @@ class StageUnits:
     def floor_passes(self) -> tuple[Array, Array, Array]:
         """[a, b]: seconds of forward, backward and W of a microbatch that no layouts of a stage are below.
 
-        Where backward is not split, W has none.
+        Where backward is not split, W has none; nor where some kernels are in B of some stages.
         """
         forward, backward, weight = (np.maximum(sums[None, :] - sums[:, None], 0.0) for sums in np.array(self._works).T)
-        return forward, backward, weight
+        return forward, backward, weight * (not self.turns)
 
     def floors(self) -> Array:
         """[a, b]: seconds of forward and backward of a microbatch that no layouts of a stage are below."""
@@ -327,6 +327,33 @@ class StageUnits:
         return frozenset(frozenset(read) for read in self._readers().values() if len(read) > 1 and not read <= ends)
 
     @cached_property
+    def reduced(self) -> float:
+        """Seconds in which all ranks of a stage reduce every tensor that several units read, each once.
+
+        Between stages no partial sum is sent. So a stage may reduce the value of such a tensor, or its gradient, once
+        for all of its units, where two stages that it is made of reduce it each.
+        """
+        readers = dict[int, set[int]]()
+        for i, op in enumerate(self._ops):
+            for t in op.inputs:
+                readers.setdefault(t, set()).add(bisect_right(self.places, i))
+        crossed = frozenset[int]().union(*(self._crossing[at - 1] for at in self.places))
+        if self.cluster.size == 1:
+            return 0.0
+        group = self._on_all.group((0,))
+        nbytes = [float(self.graph.tensors[t].nbytes) for t in sorted(crossed) if len(readers.get(t, ())) > 1]
+        return float(sum(collective(self.cluster, "all-reduce", group, n).seconds for n in nbytes))
+
+    @cached_property
+    def turns(self) -> bool:
+        """Whether kernels are in W of one stage and in B of another: those that read a tensor of parameters alone.
+
+        It crosses a place, and a stage that receives it does not know what it depends on.
+        """
+        crossed = frozenset[int]().union(*(self._crossing[at - 1] for at in self.places))
+        return self.splits and not crossed.isdisjoint(weights_of(replace(self.graph, ops=self._ops)))
+
+    @cached_property
     def apart_bytes(self) -> float:
         """Bytes at `TURN` by which a stage may have less than two that it is made of; infinite if not known.
 
@@ -351,9 +378,13 @@ class StageUnits:
     @cached_property
     def _cone(self) -> tuple[float, float]:
         """(seconds of a microbatch, bytes) that every stage may have for itself: those of the ops before parameters."""
+        return cone_cost(self._on_all)
+
+    @property
+    def _on_all(self) -> Pricing:
+        """Prices on a mesh of one axis, of all ranks of a stage."""
         mesh = Mesh((Axis("rank", self.cluster.size),))
-        return cone_cost(Pricing(self.task.variant(self.microbatches).graph, mesh, self.cluster,
-                                 microbatches=self.each))
+        return Pricing(self.task.variant(self.microbatches).graph, mesh, self.cluster, microbatches=self.each)
 
     def _readers(self) -> dict[str, set[int]]:
         """By parameter, the units that read it."""
