@@ -330,8 +330,8 @@ class StageUnits:
     def reduced(self) -> float:
         """Seconds in which all ranks of a stage reduce every tensor that several units read, each once.
 
-        Between stages no partial sum is sent. So a stage may reduce the value of such a tensor, or its gradient, once
-        for all of its units, where two stages that it is made of reduce it each.
+        Between stages no partial sum is sent. A stage may reduce the value of such a tensor, or its gradient, once for
+        all of its units. The two stages that it is made of reduce it each.
         """
         readers = dict[int, set[int]]()
         for i, op in enumerate(self._ops):
