@@ -33,7 +33,7 @@ from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.candidate_runs import Clock, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
-from autoddl.planner.pipelines.pipeline_candidate import TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
@@ -327,6 +327,26 @@ def test_two_processes_find_a_plan_and_a_bound_as_one_does(monkeypatch: pytest.M
     assert given and two.pipeline is not None and check_pipeline(two).bound == pytest.approx(two.bound)
     assert two.bound <= one.predicted.seconds and two.gap <= one.gap + 1e-3
     assert all(row["proof"] is not None for row in two.source["alternatives"])
+
+
+def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bound is true and told in the proof. Where there is no plan yet, the interrupt goes on."""
+    first, plans = CutSearch.advance, 1
+
+    def advance(self: CutSearch, best: float) -> None:
+        if sum(one is not None for one in self.tried.values()) >= plans:
+            raise KeyboardInterrupt
+        first(self, best)
+
+    monkeypatch.setattr(CutSearch, "advance", advance)
+    model, sample = zoo.named("gpt2", layers=1, B=8)
+    asked = PlanOptions(stages=(2,), schedule=("1f1b",), microbatches=(4,), max_axes=1, workers=1)
+    found = staged_plan(task_of(model, FOUR, sample, asked, "gpt2", None), None, None)
+    assert found.proof.endswith("interrupted") and found.source["alternatives"][0]["detail"] == "interrupted"
+    assert found.pipeline is not None and check_pipeline(found).bound == pytest.approx(found.bound)
+    plans = 0
+    with pytest.raises(KeyboardInterrupt):
+        staged_plan(task_of(model, FOUR, sample, asked, "gpt2", None), None, None)
 
 
 def test_the_least_of_numbers_is_told_between_processes() -> None:

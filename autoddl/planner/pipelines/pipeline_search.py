@@ -44,6 +44,9 @@ from autoddl.search.limits import Late
 DIVISIONS = 64
 """Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
 
+INTERRUPTED = "interrupted"
+"""Why a candidate's search ended."""
+
 __all__ = ["PipelineFound", "WithoutStages", "plan_of_cut", "search_pipelines", "staged_plan"]
 
 
@@ -53,7 +56,7 @@ class PipelineFound:
 
     `needed` are the least bytes of a rank that some stage needs of those that were found not to fit. `problem` is why
     cuts cannot be, where none of them cannot for its bytes. `crowd` says where the schedule with the fewest
-    microbatches at once has most of them.
+    microbatches at once has most of them. `interrupted` says whether an interrupt ended the search.
     """
 
     plan: Plan | None
@@ -62,12 +65,14 @@ class PipelineFound:
     needed: float
     problem: InputError | None = None
     crowd: str = ""
+    interrupted: bool = False
 
 
 def search_pipelines(task: PlanTask, best: float, progress: Progress | None = None) -> PipelineFound:
     """The fastest pipeline of all that the options allow and that takes less than `best` seconds.
 
-    What cannot be, such as a schedule of so few microbatches, is left out. Raises InputError where nothing can be.
+    What cannot be, such as a schedule of so few microbatches, is left out. An interrupt ends the search with the best
+    so far. Raises InputError where nothing can be, and KeyboardInterrupt where there is no plan yet.
     """
     options = task.options
     check_pins(options.pins, task.graph)
@@ -80,15 +85,22 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     each = options if processes == 1 else replace(options, workers=1)
     problems = _begin(replace(task, late=clock.late, options=each), asked, clock,
                       _teller(progress, clock.searches, len(asked)))
-    run_candidates(clock, processes)
-    searches = clock.searches
+    searches, interrupted = clock.searches, False
+    try:
+        run_candidates(clock, processes)
+    except KeyboardInterrupt:
+        interrupted = True
+        if min(best, *(one.seconds for one in searches)) == inf:
+            raise
+        for one in searches:
+            one.ended = one.ended or INTERRUPTED
     rows = [*problems, *(one.row for one in searches)]
     needed = min(min(one.needed, *(part.needed for part in one.part.every)) for one in searches)
     first = min(searches, key=lambda one: one.seconds)
     plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
                          None if any(one.is_full for one in searches) else
-                         next((one.problem for one in searches if one.problem), None), _crowd(searches))
+                         next((one.problem for one in searches if one.problem), None), _crowd(searches), interrupted)
 
 
 Asked = tuple[int, tuple[int, ...], int, str]
@@ -197,6 +209,7 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
     if found.plan is not None:
         proof = "paths of its schedule over all cuts, and layouts of every stage" + (
             "; without stages: " + best.proof if best else "")
+        proof = cut_short(proof) if found.interrupted else proof
         return replace(found.plan, bound=min(bound, found.plan.predicted.seconds), proof=proof, source=source,
                        candidates=len(found.alternatives) + (best.candidates if best else 0),
                        timings={"capture": task.capture_seconds, "total": perf_counter() - task.began})

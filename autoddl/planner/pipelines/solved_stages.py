@@ -114,7 +114,10 @@ class SolvedStages(StageUnits):
     def search(self, task: PlanTask, graph: StageGraph, flight: Flight, within: Sequence[Candidate] = ()) -> Found:
         """Searches the layouts of a stage for a task like this one. Raises OutOfTime, or why there are none."""
         self.check_time()
-        return search_stage(replace(task, late=self.start_clock()), graph, self.cluster, self.each, flight, within)
+        found = search_stage(replace(task, late=self.start_clock()), graph, self.cluster, self.each, flight, within)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return found
 
     def check_time(self) -> None:
         """Raises OutOfTime where no stage may be searched any more."""
