@@ -24,13 +24,13 @@ from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, PricedStages, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 from autoddl.search.path_tables import (
-    PIVOTS,
     Blend,
     KnownTerms,
     PricedRows,
     TraceStages,
     best_blend,
     counts_of,
+    linear_program,
     path_tables,
     priced_rows,
     priced_table,
@@ -435,8 +435,7 @@ def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...],
     dual values; none where there is no optimum.
     """
     scale = float(values.max()) or 1.0
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
+    solver = linear_program()
     weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
     prices = [solver.NumVar(0.0, DEAR, "") for _ in over]
     least = solver.NumVar(-solver.infinity(), solver.infinity(), "")

@@ -29,8 +29,8 @@ from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedStages, StageSeconds
 
-__all__ = ["PIVOTS", "Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "path_tables",
-           "priced_rows", "priced_table"]
+__all__ = ["Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
+           "path_tables", "priced_rows", "priced_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -272,13 +272,19 @@ def _split(values: Array) -> tuple[list[StageSeconds], list[float]]:
     return [StageSeconds(*row) for row in values[:6 * stages].reshape(stages, 6).tolist()], values[6 * stages:].tolist()
 
 
+def linear_program() -> Any:
+    """An empty linear program of GLOP, which ends after PIVOTS steps."""
+    solver = pywraplp.Solver.CreateSolver("GLOP")
+    solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
+    return solver
+
+
 class _Fractional:
     """The linear program of `best_blend`."""
 
     def __init__(self, problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]]
                  ) -> None:
-        self.problem, self.solver = problem, pywraplp.Solver.CreateSolver("GLOP")
-        self.solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
+        self.problem, self.solver = problem, linear_program()
         self.seconds = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.terms = [[self.solver.NumVar(0.0, self.solver.infinity(), "") for _ in range(8)] for _ in problem.seconds]
         self.shares = [[self.solver.NumVar(0.0, 1.0, "") for _ in own] for own in options]

@@ -1,5 +1,6 @@
 """Pipelines: what the search promises of cuts, stages and bounds, against enumeration."""
 
+import os
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, combinations, product
@@ -349,6 +350,21 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
         staged_plan(task_of(model, FOUR, sample, asked, "gpt2", None), None, None)
 
 
+def test_what_a_process_told_that_ended_early_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes its pipeline with it: this process goes on alone, from the best that it has itself."""
+    def killed(one: CutSearch, clock: Clock, spent: float, _: object) -> None:
+        clock.best.tell(1e-9)
+        os._exit(1)
+
+    monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs._alone", killed)
+    monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs._better", killed)
+    model = Chain((16, 64, 16, 64, 16))
+    one, two = (autoddl.plan(model, TWO_BY_TWO, torch.randn(32, 16), stages=(2,), microbatches=(2,),
+                             schedule=("zb-h1", "1f1b"), max_axes=1, workers=n, stages_limit=1e6) for n in (1, 2))
+    assert two.predicted.seconds <= one.predicted.seconds * 1.01 and two.bound <= one.predicted.seconds
+    assert two.gap <= one.gap + 0.01
+
+
 def test_the_least_of_numbers_is_told_between_processes() -> None:
     least = SharedLeast(3.0)
     with beside(least.tell, 2.0) as answer:
@@ -440,7 +456,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
             one.is_hurried = one.is_done = False
         done.clear()
         monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs.processor_seconds", lambda over=over: over)
-        run_candidates(Clock(1.0, SharedLeast(best), 0.0, every, True))  # type: ignore[arg-type]
+        run_candidates(Clock(1.0, 0.0, best, every, True))  # type: ignore[arg-type]
         assert done[:len(expected)] == expected and done[len(expected)].startswith("advance"), (best, over, done)
 
 

@@ -188,7 +188,7 @@ def test_what_several_units_read_is_reduced_once_by_a_stage_that_has_them(of_inp
                    budget=float("inf"))
     places = places_of(task.variant(4).original, ())
     parts = StageParts(task, 2, 2, 4, places, ONE_PIPE, splits=splits)
-    assert parts.reduced > 0 and parts.turns == (splits and not of_input)
+    assert parts.reduction_seconds > 0 and parts.split_depends_on_cut == (splits and not of_input)
     apart = ((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), (4.0, 4.0, 1.0, 0.0, 0.0, 0.0), (4.0, 1.0, 4.0, 0.0, 0.0, 0.0))
     for weights in (parts.repeated, *PASSES, *apart * splits):
         for k in range(parts.units):

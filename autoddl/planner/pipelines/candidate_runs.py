@@ -71,19 +71,24 @@ class Clock:
     """The time of a search over stages, and the best seconds that are known.
 
         limit       seconds of the processor, of each process
-        best        the best seconds of all processes
         began       the processor's seconds when the search began
+        unstaged    seconds of the best plan without stages; infinite without one
         searches    the candidates
         is_bounded  whether all candidates are bounded
         is_alone    whether no other process is started any more
+        best        the best seconds of all processes
     """
 
     limit: float
-    best: SharedLeast
     began: float
+    unstaged: float
     searches: list[CutSearch] = field(default_factory=list)
     is_bounded: bool = False
     is_alone: bool = False
+    best: SharedLeast = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.best = SharedLeast(self.unstaged)
 
     @property
     def spent(self) -> float:
@@ -106,6 +111,11 @@ class Clock:
     def is_last(self) -> bool:
         """Whether the time has come to look around in the candidates that found best."""
         return (self.is_over(1 - LAST) and self.best.value < inf) or self.late()
+
+    def go_on_alone(self) -> None:
+        """Starts no other process any more, and forgets the pipelines that one told which ended early."""
+        self.is_alone = True
+        self.best = SharedLeast(min(self.unstaged, *(one.seconds for one in self.searches)))
 
     def of_stage(self) -> Late:
         """Ends one search of a stage by its part of the limit; where no plan is known behind the limit, soon."""
@@ -131,19 +141,23 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
     """
     others, better = dict[CutSearch, Answer](), _Better(clock)
     with ExitStack() as stack:
-        while (left := _left(clock, others)) and not clock.is_last():
+        while not clock.is_last():
             for one in [one for one, answer in others.items() if answer.is_ready]:
                 _receive(one, others.pop(one), clock)
-            free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
-            closely = [one for one in left[1:] if one.is_closer and not better.is_sought_of(one)]
-            if closely and free > 0:
-                others[closely[0]] = stack.enter_context(beside(partial(_alone, closely[0], clock, clock.spent), None))
-            elif not (free > 0 and better.seek(others, stack)):
-                _advance(left, clock)
             better.receive(wait=False)
-        while others and not clock.is_last():
-            _receive(*others.popitem(), clock)
-        better.receive(wait=not _is_closed(clock) or clock.best.value < min(one.seconds for one in clock.searches))
+            if left := _left(clock, others):
+                free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
+                closely = [one for one in left[1:] if one.is_closer and not better.is_sought_of(one)]
+                if closely and free > 0:
+                    others[closely[0]] = stack.enter_context(
+                        beside(partial(_alone, closely[0], clock, clock.spent), None))
+                elif not (free > 0 and better.seek(others, stack)):
+                    _advance(left, clock)
+            elif others:
+                _receive(*others.popitem(), clock)
+            elif not better.receive(wait=_waits(clock)):
+                break
+        better.receive(wait=_waits(clock))
         _look_around([one for one in clock.searches if one not in others], clock)
         while others:
             _receive(*others.popitem(), clock)
@@ -181,16 +195,17 @@ class _Better:
         self.sought = first, stack.enter_context(beside(partial(_better, first, self.clock, self.clock.spent), None))
         return True
 
-    def receive(self, wait: bool) -> None:
-        """Adds what was found to the candidate, if it is there or to be waited for."""
+    def receive(self, wait: bool) -> bool:
+        """Adds what was found to the candidate, if it is there or to be waited for; whether there was an answer."""
         if self.sought is None or not (self.sought[1].is_ready or wait):
-            return
+            return False
         (one, answer), self.sought = self.sought, None
         found = _answered(answer, self.clock)
         if found is not None and found.seconds < one.seconds:
             one.tried[found.cut] = found
         self.seen.add((one, one.rounds, one.seconds))
         _tell(self.clock)
+        return True
 
 
 def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> TriedCut:
@@ -202,9 +217,11 @@ def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> TriedCut:
     return one.found
 
 
-def _is_closed(clock: Clock) -> bool:
-    """Whether the bound of all candidates reaches the best."""
-    return all(one.bound >= clock.best.value * (1 - one.part.task.options.tolerance) for one in clock.searches)
+def _waits(clock: Clock) -> bool:
+    """Whether a better pipeline is waited for: a gap is left, or another process has the best."""
+    best = clock.best.value
+    gap = any(one.bound < best * (1 - one.part.task.options.tolerance) for one in clock.searches)
+    return gap or best < min(clock.unstaged, *(one.seconds for one in clock.searches))
 
 
 def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
@@ -274,7 +291,7 @@ def _answered(answer: Answer, clock: Clock) -> Any:
     try:
         found = answer()
     except MachineError:
-        clock.is_alone = True
+        clock.go_on_alone()
     before = processor_seconds()
     answer.end()
     clock.began += processor_seconds() - before

@@ -81,10 +81,10 @@ FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into before any plan is known, and for each bound then.
 
 Boxes of earlier bounds are bounded again first, and do not count. As they take long too, then as many more are looked
-into, up to MOST.
+into, up to MOST_BOXES.
 """
 
-MOST = 300
+MOST_BOXES = 300
 """Boxes of cuts that are looked into for one bound, at most."""
 
 
@@ -305,8 +305,8 @@ class CutSearch:
             if not self._learn_blend(answer):
                 break
         if answer is None or not self.is_closed:
-            known = self.boxes.count if self.boxes else 0
-            answer = self._least_known(min(EFFORT + known, MOST) if self.rounds and self.best < inf else FIRST_EFFORT)
+            effort = min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)
+            answer = self._least_known(effort if self.rounds and self.best < inf else FIRST_EFFORT)
             self._learn_blend(answer)
         return answer
 

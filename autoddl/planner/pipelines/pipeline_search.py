@@ -34,7 +34,7 @@ from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
-from autoddl.planner.process_pool import SharedLeast, processor_seconds
+from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
@@ -81,7 +81,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     asked = [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in divisions(task.cluster, d, options)
              for m in options.microbatches for name in options.schedule]
     limit = inf if options.stages_limit is None else options.stages_limit
-    clock, processes = Clock(limit, SharedLeast(best), processor_seconds()), processes_of(options.workers, limit)
+    clock, processes = Clock(limit, processor_seconds(), best), processes_of(options.workers, limit)
     each = options if processes == 1 else replace(options, workers=1)
     problems = _begin(replace(task, late=clock.late, options=each), asked, clock,
                       _teller(progress, clock.searches, len(asked)))

@@ -18,7 +18,7 @@ layouts proved. A stage that is made of two has all that they have, and conversi
     T(a, c) >= T(a, b) + T(b, c) - apart
 
 `apart` are the ops before all parameters, which each stage computes for itself, and reductions of what several units
-read (`StageUnits.reduced`). So what is proved of some stages is
+read (`StageUnits.reduction_seconds`). So what is proved of some stages is
 known of all longer ones (`search.pipeline_cuts.joined`). Where both have units that share a parameter, which the longer
 one gathers and updates once, units of one of them count by their floors. Nothing is known of longer ones where kernels
 are fused over cuts. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
@@ -175,7 +175,8 @@ class StageParts(SolvedStages):
     def least(self, weights: Weights) -> Array:
         """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
         known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0))
-        sums = np.array(self._works) @ np.array((*weights[:2], min(weights[1:3]) if self.turns else weights[2]))
+        late = min(weights[1:3]) if self.split_depends_on_cut else weights[2]
+        sums = np.array(self._works) @ np.array((*weights[:2], late))
         floors = np.maximum(sums[None, :] - sums[:, None], 0.0)
         most = np.maximum(known, floors)
         if weights == self.behind:
@@ -192,7 +193,9 @@ class StageParts(SolvedStages):
 
         Once more a value is reduced, perhaps again in backward, and a gradient.
         """
-        return inf if self.apart == inf else weights[0] * self.apart + (weights[0] + 2 * weights[1]) * self.reduced
+        if self.apart == inf:
+            return inf
+        return weights[0] * self.apart + (weights[0] + 2 * weights[1]) * self.reduction_seconds
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T' of every stage, [a, b], as far as it is known."""
@@ -404,6 +407,6 @@ class StageParts(SolvedStages):
     def _counts(self, weights: Weights) -> Counts:
         """The counts of a search; B and W count alike, as the fewer of them, where kernels may be in either."""
         forward, backward, late, gather, reduce, update = weights[:6]
-        if self.turns:
+        if self.split_depends_on_cut:
             backward = late = min(backward, late)
         return Counts(forward, backward, gather, reduce, update, None if late == backward else late)

@@ -236,7 +236,7 @@ class StageUnits:
         Where backward is not split, W has none; nor where some kernels are in B of some stages.
         """
         forward, backward, weight = (np.maximum(sums[None, :] - sums[:, None], 0.0) for sums in np.array(self._works).T)
-        return forward, backward, weight * (not self.turns)
+        return forward, backward, weight * (not self.split_depends_on_cut)
 
     def floors(self) -> Array:
         """[a, b]: seconds of forward and backward of a microbatch that no layouts of a stage are below."""
@@ -327,7 +327,7 @@ class StageUnits:
         return frozenset(frozenset(read) for read in self._readers().values() if len(read) > 1 and not read <= ends)
 
     @cached_property
-    def reduced(self) -> float:
+    def reduction_seconds(self) -> float:
         """Seconds in which all ranks of a stage reduce every tensor that several units read, each once.
 
         Between stages no partial sum is sent. A stage may reduce the value of such a tensor, or its gradient, once for
@@ -337,21 +337,24 @@ class StageUnits:
         for i, op in enumerate(self._ops):
             for t in op.inputs:
                 readers.setdefault(t, set()).add(bisect_right(self.places, i))
-        crossed = frozenset[int]().union(*(self._crossing[at - 1] for at in self.places))
         if self.cluster.size == 1:
             return 0.0
         group = self._on_all.group((0,))
-        nbytes = [float(self.graph.tensors[t].nbytes) for t in sorted(crossed) if len(readers.get(t, ())) > 1]
+        nbytes = [float(self.graph.tensors[t].nbytes) for t in sorted(self._crossed) if len(readers.get(t, ())) > 1]
         return float(sum(collective(self.cluster, "all-reduce", group, n).seconds for n in nbytes))
 
     @cached_property
-    def turns(self) -> bool:
+    def split_depends_on_cut(self) -> bool:
         """Whether kernels are in W of one stage and in B of another: those that read a tensor of parameters alone.
 
         It crosses a place, and a stage that receives it does not know what it depends on.
         """
-        crossed = frozenset[int]().union(*(self._crossing[at - 1] for at in self.places))
-        return self.splits and not crossed.isdisjoint(weights_of(replace(self.graph, ops=self._ops)))
+        return self.splits and not self._crossed.isdisjoint(weights_of(replace(self.graph, ops=self._ops)))
+
+    @cached_property
+    def _crossed(self) -> frozenset[int]:
+        """The tensors that would be sent over some place."""
+        return frozenset[int]().union(*(self._crossing[at - 1] for at in self.places))
 
     @cached_property
     def apart_bytes(self) -> float:
