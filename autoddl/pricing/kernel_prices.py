@@ -1,7 +1,8 @@
 """Prices the kernels of an op on the local pieces: forward, backward, and what a kernel sends by itself.
 
-Ops that are alike, with equal target, arguments, shapes and gradients, are priced once (`Kernels`). The ops that
-backward runs again run their forward kernels twice (`operators.recomputed`). On a device whose programs are `compiled`
+Ops that are alike, with equal target, arguments, whole shapes and gradients, are priced once (`Kernels`). Shards alone
+do not say what runs: a ring of attention has as many steps as the whole sequence has shards. The ops that backward runs
+again run their forward kernels twice (`operators.recomputed`). On a device whose programs are `compiled`
 a chain of elementwise ops is one kernel (`operators.fusion`). On one whose products are `narrow`, products with
 weights run in that dtype, and cast what they read (`operators.narrow_products`).
 """
@@ -59,8 +60,9 @@ class Kernels:
     """Names of the op's inputs."""
     args: tuple[tuple[str, Any], ...]
     """The op's other arguments, by name."""
-    tensors: tuple[tuple[str, int, bool, bool], ...]
-    """By input, then by output: dtype, bytes of an element, whether it is a parameter, whether it has a gradient."""
+    tensors: tuple[tuple[str, int, bool, bool, tuple[int, ...]], ...]
+    """By input, then by output: dtype, bytes of an element, whether it is a parameter, whether it has a gradient, and
+    its shape before it is sharded."""
     chained: Chained
     """How the op is fused with others."""
     cast: Cast | None
@@ -84,7 +86,7 @@ class Kernels:
     @classmethod
     def of(cls, pricing: Pricing, op: Op, differentiable: frozenset[int]) -> "Kernels":
         """The kernels of one op; `differentiable` has the positions of the tensors with a gradient."""
-        tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable) for i, t in
+        tensors = tuple((t.dtype, t.itemsize, t.kind is Kind.PARAMETER, i in differentiable, t.shape) for i, t in
                         ((i, pricing.graph.tensors[i]) for i in (*op.inputs, *op.outputs)))
         return cls(pricing.cluster.device, op.target, op.slots, op.args, tensors, pricing.chained.get(op.name, ALONE),
                    pricing.narrow.get(op.name), op, pricing.graph, differentiable)

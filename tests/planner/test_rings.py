@@ -25,6 +25,7 @@ from autoddl.operators.kernels.halves import Ranks
 from autoddl.operators.ring import ATTENTION, LONG, with_rings
 from autoddl.planner.question import rebuild
 from autoddl.pricing.build_problem import problem_of
+from autoddl.pricing.kernel_prices import pass_seconds
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice, variables
 from autoddl.schedule.traffic import traffic
@@ -69,6 +70,19 @@ def test_rings_are_offered_where_sequences_are_long_or_it_is_asked_for() -> None
     assert not any(one.inner for one in attention(graph_of(64)))
     assert any(one.inner for one in attention(with_rings(graph_of(64))))
     assert any(one.inner for one in attention(graph_of(LONG)))
+
+
+def test_a_ring_of_more_ranks_takes_longer_though_its_shards_are_alike() -> None:
+    """Each of 4 ranks meets the keys of twice as many as each of 2, in one process and whichever is priced first."""
+    def seconds(ranks: int) -> float:
+        graph, mesh = with_rings(graph_of(32_768 * ranks)), Mesh.parse(f"all={ranks}")
+        pricing = Pricing(graph, mesh, load_cluster("examples/clusters/h100-8x16x8.yaml"))
+        op = next(op for op in graph.ops if "scaled_dot_product" in op.name)
+        ring = next(one for one in attention(graph, f"all={ranks}") if one.inner and str(one.inputs[1]) == "S(2)")
+        return sum(map(sum, pass_seconds(pricing, op, ring, graph.differentiable())))
+
+    two, four, again = seconds(2), seconds(4), seconds(2)
+    assert two == again and four / two == pytest.approx(2, rel=0.1)
 
 
 def test_choices_of_equal_layouts_are_told_apart_in_words() -> None:
