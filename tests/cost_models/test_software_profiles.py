@@ -20,8 +20,11 @@ def test_a_cluster_that_runs_a_profile_reads_back_and_is_the_same_machine(name: 
 
 def test_older_attention_is_slower_on_newer_devices() -> None:
     old = SOFTWARE["eager"]
-    assert attention_slowdown(old, "H100-80GB") == pytest.approx(1.75) and attention_slowdown(old, "A100-80GB") == 1
-    assert run_by(PLACE, old).device.efficiency_of("attention") == pytest.approx(0.62 / 1.75)
+    assert attention_slowdown(old, "H100-80GB") == pytest.approx(1.744) and attention_slowdown(old, "A100-80GB") == 1
+    assert run_by(PLACE, old).device.efficiency_of("attention") == pytest.approx(0.62 / 1.744)
+    early, later = (attention_slowdown(SOFTWARE[name], "H100-80GB") for name in ("nemo-early-2024", "nemo"))
+    assert early == pytest.approx(1.6 * later) and later == 1.09
+    assert attention_slowdown(SOFTWARE["nemo"], "B200-180GB") == 1, "whose best is what cuDNN reaches there"
 
 
 def test_an_unknown_profile_names_the_nearest() -> None:
