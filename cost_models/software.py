@@ -86,6 +86,16 @@ class Software:
         """Whether all but the optimizer is in half precision, as gradients on the wire are."""
         return self.gradient == HALF
 
+    @property
+    def precision(self) -> str:
+        """Its precision, as `plan --precision` reads it."""
+        return "bf16" if self.trains_in_half else "bf16-mixed"
+
+    @property
+    def optimizer(self) -> str:
+        """Its optimizer, as `plan --optimizer` reads it: in half precision one that holds what its update moves."""
+        return f"{(self.update - 3 * HALF) / 2:g} B" if self.trains_in_half else "adamw"
+
 
 def _read(section: str) -> dict[str, dict[str, Any]]:
     """The rows of a section of `software.yaml`, without the sources."""

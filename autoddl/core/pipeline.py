@@ -33,8 +33,8 @@ from typing import Literal, NamedTuple, cast
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Action", "Flight", "Kind", "Schedule", "check_copies", "check_schedule", "first_ranks", "flights_of",
-           "fullest", "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
+__all__ = ["Action", "Flight", "Kind", "Schedule", "begun_stages", "check_copies", "check_schedule", "first_ranks",
+           "flights_of", "fullest", "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -123,6 +123,15 @@ def _row(rank: int, row: str) -> tuple[Action, ...]:
     if label != f"rank {rank}":
         raise InputError(f"{row!r}: here the actions of rank {rank} are expected, like 'rank {rank}: 0F0 0B0'")
     return tuple(map(Action.parse, actions.split()))
+
+
+def begun_stages(schedule: Schedule) -> list[int]:
+    """The stages, in the order of their earliest steps on any rank: that in which their parameters are gathered."""
+    first: dict[int, int] = {}
+    for actions in schedule.actions:
+        for step, action in enumerate(actions):
+            first[action.stage] = min(first.get(action.stage, step), step)
+    return sorted(first, key=lambda stage: (first[stage], stage))
 
 
 def needs(action: Action, schedule: Schedule) -> tuple[Action, ...]:

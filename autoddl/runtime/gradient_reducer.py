@@ -158,6 +158,10 @@ class Reducer:
                 else:
                     bucket.fill()
 
+    def start_rest(self) -> None:
+        """Starts the rest of the buckets that are due; `finish` waits for them later."""
+        self._do(self._protocol.rest())
+
     def finish(self) -> None:
         """Starts the rest of the buckets that are due, waits, and deposits the results in .grad.
 

@@ -44,6 +44,10 @@ class SharedGradients:
         self._left: dict[str, set[int]] = {}
         self._arrivals: dict[str, dict[tuple[int, int], Arrival]] = {}
 
+    def reads(self, stage: int) -> bool:
+        """Whether a stage of this rank adds to a gradient that other ranks wait for."""
+        return any(stage in stages for stages in self._readers.values())
+
     def begin(self) -> None:
         """Called before a step: puts the gradients of earlier steps aside, which are sums already."""
         for name, one in self._stored.items():

@@ -71,9 +71,9 @@ class _Bucket:
         self.regather = bucket.regather
         self.clear()
 
-    def clear(self, keep: bool = False) -> None:
-        """Forgets all, or all but the values that stay for later microbatches."""
-        self.handle: Handle | None = None
+    def clear(self, keep: bool = False, ahead: bool = False) -> None:
+        """Forgets all, or all but the values that stay for later microbatches, or a gather that was started ahead."""
+        self.handle: Handle | None = self.handle if ahead else None
         self.weights = self.weights if keep else None
         self.values: list[Tensor] | None = self.values if keep else None
         self.again: list[Tensor | None] = []
@@ -142,8 +142,13 @@ class TensorGathers:
         """Called before a microbatch, the `last` of a step or not."""
         self._slots: dict[int, tuple[StorageWeakRef, _Place]] = {}
         self._protocol.begin(last, keep)
-        for bucket in self._buckets:
-            bucket.clear(keep)
+        for b, bucket in enumerate(self._buckets):
+            bucket.clear(keep, self._protocol.is_ahead(b))
+
+    def ahead(self) -> None:
+        """Called before the first microbatch of a stage: starts what is gathered once a step."""
+        for b in self._protocol.ahead():
+            self._buckets[b].start(forward=True)
 
     def take(self, b: int) -> tuple[Tensor, ...]:
         """The tensors of bucket b, for the program."""

@@ -67,12 +67,16 @@ class Store:
         """Called before a backward, the `last` of a step or not."""
         self.reducer.begin(last)
 
-    def finish(self, last: bool = True) -> None:
+    def finish(self, last: bool = True, waits: bool = True) -> None:
         """Called at the end of a backward, the `last` of a step or not.
 
-        Every gradient that is complete by then goes to .grad of the parameter that the optimizer has.
+        Every gradient that is complete by then goes to .grad of the parameter that the optimizer has. Where the last
+        does not wait, what is being reduced goes there in `reducer.finish`.
         """
-        self.reducer.finish()
+        if waits or not last:
+            self.reducer.finish()
+        else:
+            self.reducer.start_rest()
         if last:
             for parameter in self._plain:
                 if parameter.leaf.grad is not None:

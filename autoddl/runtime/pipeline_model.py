@@ -29,7 +29,7 @@ from autoddl.capture.tried_rules import planned_by
 from autoddl.core.errors import InputError, MismatchError
 from autoddl.core.graph import RECEIVE
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import Action, Schedule
+from autoddl.core.pipeline import Action, Schedule, begun_stages
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, readers_of
 from autoddl.runtime.batches import Batches, LocalBatch
@@ -65,12 +65,13 @@ class _List(NamedTuple):
 class _Stage:
     """A stage of this rank: its runner, the lanes of what it receives by tensor, those of what it sends in order.
 
-    `received` are the leaves of the microbatches in flight, by microbatch and lane.
+    `received` are the leaves of the microbatches in flight, by microbatch and lane. One that `waits` does so for the
+    reductions of its last backward before anything else runs; others do at the end of the step.
     """
 
     def __init__(self, runner: ProgramRunner, takes: dict[int, Lane], gives: list[tuple[Lane, Lane | None]],
-                 back: dict[Lane, Lane]) -> None:
-        self.runner, self.takes, self.gives, self.back = runner, takes, gives, back
+                 back: dict[Lane, Lane], waits: bool) -> None:
+        self.runner, self.takes, self.gives, self.back, self.waits = runner, takes, gives, back, waits
         self.forwards = self.backwards = self.weights = 0
         self.received: dict[int, dict[Lane, Tensor]] = {}
 
@@ -105,13 +106,14 @@ class PipelineModel(ParallelModel):
         take_out(module, self._elsewhere)
         self._transport = StageTransport(stages.world, stages.rank, self._lanes, plan.microbatches, plan.mesh.names[0],
                                          device, recorder, stages.timeout)
+        self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         self._stages = {s: self._stage(s, runner) for s, runner in runners.items()}
+        self._begun = [s for s in begun_stages(schedule) if s in runners]
         self._each = plan.microbatches // schedule.pipes
         self._batches = {s: batches_of(module, captured, runner, device, program) for s, runner in runners.items()}
         links, row = links_of(self._lanes), plan.pipeline.part_of(stages.rank)
         self._steps, self._forwards = (self._listed(stage_actions(one, links), row)
                                        for one in (schedule, forwards(schedule)))
-        self._shared = SharedGradients([one for one in self._lanes if one.way == "shared"], runners, self._transport)
         super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned,
                          planner)
         self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
@@ -141,7 +143,7 @@ class PipelineModel(ParallelModel):
                 if ("backward", lane.name, lane.source.stage) in there}
         gives = [(one, here.get(("backward", one.name, one.target.stage))) for one in there.values()
                  if one.way == "forward"]
-        return _Stage(runner, takes, gives, back)
+        return _Stage(runner, takes, gives, back, self._shared.reads(s))
 
     def _listed(self, made: StageActions, row: int) -> _List:
         """The list of this rank, and by action what has been sent and has arrived once the action can run."""
@@ -161,6 +163,8 @@ class PipelineModel(ParallelModel):
     def _train(self, batch: LocalBatch) -> Tensor:
         self._shared.begin()
         losses = self._run(self._steps, batch, self._forward)
+        for stage in (one for one in self._stages.values() if not one.waits):
+            stage.runner.ended()
         self._shared.finish()
         return self._told(losses)
 
@@ -203,6 +207,8 @@ class PipelineModel(ParallelModel):
         """Runs a list; returns the losses by microbatch, where this rank has them."""
         pieces, losses = self._pieces(batch), dict[int, Tensor]()
         self._clear()
+        for s in self._begun:
+            self._stages[s].runner.store.gathers.ahead()
         for one in every.actions:
             (s, kind, part, _), loss = one.action, None
             if one.way == ">":
@@ -264,7 +270,7 @@ class PipelineModel(ParallelModel):
         stage.backwards += 1
         gradients = [None if back is None else self._arrived(back, part) for _, back in stage.gives]
         self._transport.release(done)
-        loss = stage.runner.backward(part, gradients, stage.backwards == self._each)
+        loss = stage.runner.backward(part, gradients, stage.backwards == self._each, stage.waits)
         leaves = {stage.back[lane]: x for lane, x in stage.received.pop(part).items() if lane in stage.back}
         self._leave(part, list(leaves), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves.values()])
         return loss
@@ -272,7 +278,7 @@ class PipelineModel(ParallelModel):
     def _backward_of_weights(self, stage: _Stage, part: int) -> None:
         """Computes the gradients of the weights of a stage for a microbatch, whose backward ran before."""
         stage.weights += 1
-        stage.runner.backward_of_weights(part, stage.weights == self._each)
+        stage.runner.backward_of_weights(part, stage.weights == self._each, stage.waits)
 
     def _leave(self, part: int, lanes: Sequence[Lane], made: Sequence[Tensor]) -> None:
         """Keeps what an action made until it is sent; what stays on this rank goes at once."""

@@ -169,11 +169,12 @@ class ProgramRunner:
             self._update(slot)
         return [x.detach() for x in slot.results[len(slot.lowered.ends):]]
 
-    def backward(self, part: int, gradients: Sequence[Tensor | None], last: bool) -> Tensor | None:
+    def backward(self, part: int, gradients: Sequence[Tensor | None], last: bool, waits: bool = True
+                 ) -> Tensor | None:
         """Runs backward of microbatch `part`, the `last` of the step or not; returns its loss if the stage has one.
 
         `gradients` are those of what the stage sent, None where none comes back. Where gradients of weights are
-        computed apart, `backward_of_weights` ends it.
+        computed apart, `backward_of_weights` ends it. One of the two `waits` for reductions, or `ended` does later.
         """
         slot = self._flying[part]
         if not self.splits:
@@ -184,28 +185,32 @@ class ProgramRunner:
         if roots:
             torch.autograd.backward(roots, seeds)
         if not self.splits:
-            self._finish(part, last)
+            self._finish(part, last, waits)
         loss = None if self._token else slot.ends[0]().clone()  # it may lie where the losses of all elements were
         if not self._in_flight:
             self._update(slot)
         slot.ends = []
         return loss
 
-    def backward_of_weights(self, part: int, last: bool) -> None:
+    def backward_of_weights(self, part: int, last: bool, waits: bool = True) -> None:
         """Computes the gradients of the weights of microbatch `part`, whose W is the `last` of the step or not."""
         waiting = self._flying[part].waiting
         assert waiting is not None
         self.store.begin_backward(last)
         self._enter("backward")
         waiting.backward()
-        self._finish(part, last)
+        self._finish(part, last, waits)
 
-    def _finish(self, part: int, last: bool) -> None:
-        """Ends microbatch `part`: nothing of it is in flight any more."""
+    def _finish(self, part: int, last: bool, waits: bool) -> None:
+        """Ends microbatch `part`: nothing of it is in flight any more, but for reductions where it does not wait."""
         slot = self._flying.pop(part)
         slot.saved.clear()
-        self.store.finish(last)
+        self.store.finish(last, waits)
         self.free.append(slot)
+
+    def ended(self) -> None:
+        """Waits for the reductions of the last backward, if that did not."""
+        self.store.reducer.finish()
 
     def _roots(self, slot: _Slot, gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
         """The results from which backward starts, with their gradients."""

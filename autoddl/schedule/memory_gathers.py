@@ -54,8 +54,14 @@ class CountedGathers:
         """Called before a microbatch, the `last` of the step or not."""
         self._protocol.begin(last)
         self.origin: dict[int, tuple[int, int]] = {}
-        for one in self._all:
-            self._forget(one)
+        for b, one in enumerate(self._all):
+            if not self._protocol.is_ahead(b):
+                self._forget(one)
+
+    def ahead(self) -> None:
+        """Called before the first microbatch of a stage: starts what is gathered once a step."""
+        for b in self._protocol.ahead():
+            self._start(b)
 
     def _forget(self, one: _Gather) -> None:
         """Frees members that were gathered for backward and not read there."""

@@ -84,6 +84,8 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
     moving = [*_in_transit(heap, plan, graph), *_waiting(heap, plan, graph)]
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
+    if any(op.target in (SEND, RECEIVE) for op in graph.ops):
+        step.gathers.ahead()
     others = list[int]()
     for part in range(few.microbatches + together - 1):
         before = dict(heap.parts)

@@ -6,6 +6,9 @@ and the machine answers with the actions to take now. It starts nothing itself a
 rank does the same in every run.
 
     forward     taking bucket b waits for it, and has started all up to b + PREFETCH
+    ahead       a stage of a pipeline starts the gathers of a step before its first microbatch: its ranks wait for other
+                stages then. So it does with reductions: those that are left behind its last backward are started there,
+                and waited for at the end of the step
     between     a bucket that is regathered keeps nothing but notes of where backward will read it
     backward    the first read of bucket b waits for it, and has started PREFETCH buckets before it
     reduce      a bucket starts when its last gradient is there, but never before the one in front of it; one of several
@@ -64,6 +67,7 @@ class GatherProtocol:
         _back      buckets from here on have been started in backward
         _kept      buckets whose values stay for later microbatches
         _open      buckets in flight
+        _ahead     those of them that were started ahead
         _notes     for each member of each bucket, how often backward will still read it
     """
 
@@ -73,15 +77,29 @@ class GatherProtocol:
     _back: int = 0
     _kept: set[int] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
+    _ahead: set[int] = field(default_factory=set)
     _notes: list[list[int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.begin(True, keep=False)
 
+    def ahead(self) -> tuple[int, ...]:
+        """Called before the first microbatch of a step: the buckets to start now, in this order.
+
+        These are gathered once a step, by one step, so that nothing is waited for.
+        """
+        self._ahead = {b for b, one in enumerate(self.buckets)
+                       if len(one.steps) == 1 and not (one.per_microbatch or one.regather or one.once)}
+        return tuple(sorted(self._ahead))
+
+    def is_ahead(self, b: int) -> bool:
+        """Whether bucket b was started ahead, and was not taken yet."""
+        return b in self._ahead
+
     def begin(self, last: bool, keep: bool = True) -> None:
         """Called before a microbatch, the `last` of a step or not; without `keep`, forgets all earlier ones."""
         self._last, self._next, self._back = last, 0, len(self.buckets)
-        self._kept = self._kept if keep else set()
+        self._kept, self._ahead = (self._kept, self._ahead) if keep else (set(), set())
         self._open = set()
         self._notes = [[0] * len(bucket.members) for bucket in self.buckets]
 
@@ -89,12 +107,13 @@ class GatherProtocol:
         """Called when the program takes bucket b for its first reader."""
         starts = []
         while self._next < len(self.buckets) and self._next <= b + PREFETCH:
-            if self._next not in self._kept:
+            if self._next not in self._kept and self._next not in self._ahead:
                 starts.append(self._next)
             self._next += 1
         self._open.update(starts)
         waits = b not in self._kept
         self._open.discard(b)
+        self._ahead.discard(b)
         keeps = not (self._last or self.buckets[b].per_microbatch)
         (self._kept.add if keeps else self._kept.discard)(b)
         return Take(tuple(starts), waits, keeps)
@@ -182,11 +201,15 @@ class ReduceProtocol:
             found += self._start()
         return found
 
-    def finish(self) -> Iterator[Advance | Fill]:
-        """Called at the end of a backward: starts the rest, then advances all until none has a step left."""
+    def rest(self) -> Iterator[Advance | Fill]:
+        """Called at the end of a backward: starts the rest."""
         while self._next < len(self._due):
             yield Fill(self._due[self._next])
             yield from self._start()
+
+    def finish(self) -> Iterator[Advance | Fill]:
+        """Called at the end of a backward: starts the rest, then advances all until none has a step left."""
+        yield from self.rest()
         more = True
         while more:
             more = False

@@ -17,7 +17,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.profile import Profile
-from autoddl.cost_models.software import HALF, Software, run_by
+from autoddl.cost_models.software import Software, run_by
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
 from autoddl.validation.run_parts import Unpriced, model_shape, schedule_of
@@ -52,10 +52,8 @@ class RunPlan:
         """
         software = software_of(run)
         cluster = run_by(_with_dtypes(cluster_of(run)), software, visible_share(run))
-        half = software.trains_in_half
-        shape = model_shape(run, software, microbatch)
-        return cls(cluster, software, shape, str(_degrees(run)), "bf16" if half else "bf16-mixed",
-                   f"{(software.update - 3 * HALF) / 2:g} B" if half else "adamw", run.batch // (run.dp * microbatch))
+        return cls(cluster, software, model_shape(run, software, microbatch), str(_degrees(run)), software.precision,
+                   software.optimizer, run.batch // (run.dp * microbatch))
 
     def under(self, profile: Profile) -> "RunPlan":
         """Returns the run on a machine with the constants of a profile. Raises InputError for another device's."""

@@ -4,6 +4,7 @@ Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
 from autoddl.cost_models.software import Software
+from autoddl.planner.pipelines.uniform_pipelines import blocks_of_stages
 from autoddl.validation.facts import find_beginning
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
@@ -75,10 +76,7 @@ def schedule_of(run: Run) -> tuple[str, int]:
 def stage_layers(run: Run) -> tuple[int, ...]:
     """Returns the layers of each stage; where they do not divide, embedding and head count as a layer each."""
     stages = run.pp * schedule_of(run)[1]
-    if run.layers % stages == 0:
-        return (run.layers // stages,) * stages
-    if (run.layers + 2) % stages == 0:
-        each = (run.layers + 2) // stages
-        return tuple(each - (s == 0) - (s == stages - 1) for s in range(stages))
+    if even := blocks_of_stages(run.layers, stages):
+        return even
     low, more = divmod(run.layers, stages)
     return tuple(low + (s < more) for s in range(stages))

@@ -31,7 +31,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import Action, Schedule, needs
+from autoddl.core.pipeline import Action, Schedule, begun_stages, needs
 from autoddl.cost_models.timelines.events import Edges
 from autoddl.cost_models.timelines.timeline import Task, Timeline, order_edges, simulate_ordered
 
@@ -111,7 +111,7 @@ def pipeline_tasks(schedule: Schedule, timed: tuple[str, ...] = ()) -> PipelineT
     place = {action: i for i, action in enumerate(schedule)}
     sends = _sends(schedule, place) if "send" in timed else {}
     last = len(place) + len(sends)
-    gathers = {stage: last + i for i, stage in enumerate(_beginnings(schedule))} if "gather" in timed else {}
+    gathers = {stage: last + i for i, stage in enumerate(begun_stages(schedule))} if "gather" in timed else {}
     found = [(_action_task(schedule, action, place, sends, gathers), (_source(action, place), action.stage))
              for action in place]
     found += [(Task(f"{action} to {to}", 0.0, (schedule.rank(action), to), f"{schedule.rank(action)} to {to}",
@@ -141,15 +141,6 @@ def _source(action: Action, place: Mapping[Action, int]) -> str:
 def _owners(schedule: Schedule, stage: int) -> tuple[int, ...]:
     """The ranks that have the stage, ascending."""
     return tuple(sorted({pipe[stage] for pipe in schedule.placement}))
-
-
-def _beginnings(schedule: Schedule) -> list[int]:
-    """The stages, in the order of their earliest steps on any rank."""
-    first: dict[int, int] = {}
-    for actions in schedule.actions:
-        for step, action in enumerate(actions):
-            first[action.stage] = min(first.get(action.stage, step), step)
-    return sorted(first, key=lambda stage: (first[stage], stage))
 
 
 def _boundary(action: Action) -> int:

@@ -20,7 +20,7 @@ from autoddl.core.recompute import blocks_of
 from autoddl.core.stages import cut_graph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.pipeline_search import search_pipelines
-from autoddl.planner.pipelines.uniform_pipelines import Uniform, uniform_cuts, uniform_pipeline
+from autoddl.planner.pipelines.uniform_pipelines import Uniform, blocks_of_stages, uniform_cuts, uniform_pipeline
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.space import variables
@@ -48,8 +48,19 @@ def test_stages_have_equally_many_blocks(stages: int) -> None:
 
 
 def test_what_cannot_be_uniform_says_so() -> None:
-    with pytest.raises(InputError, match=re.escape("3 stages cannot have equally many of the model's 4 blocks")):
-        uniform_cuts(task().variant(4).original, 3)
+    with pytest.raises(InputError, match=re.escape("5 stages cannot have equally many of the model's 4 blocks")):
+        uniform_cuts(task().variant(4).original, 5)
+
+
+@pytest.mark.parametrize(("blocks", "stages", "each"), [(4, 2, (2, 2)), (4, 3, (1, 2, 1)), (4, 6, (0, 1, 1, 1, 1, 0)),
+                                                       (126, 8, (15, *(16,) * 6, 15)), (4, 5, ())])
+def test_both_ends_count_as_a_block_where_blocks_do_not_divide(blocks: int, stages: int, each: tuple[int, ...]) -> None:
+    assert blocks_of_stages(blocks, stages) == each
+    if blocks == 4 and each:
+        graph = task().variant(4).original
+        ends = [0, *uniform_cuts(graph, stages), len(needed_ops(graph))]
+        starts = [block.start for block in blocks_of(graph)]
+        assert tuple(sum(a <= at < b for at in starts) for a, b in pairwise(ends)) == each
 
 
 class Normed(nn.Module):
@@ -91,7 +102,7 @@ def _layouts(graph: Graph, op: Op, inputs: Iterable[Layout]) -> Iterator[tuple[b
 def test_all_stages_have_one_grid(schedule: str) -> None:
     found = uniform(schedule)
     assert found.plan.pipeline is not None
-    assert found.data * found.tensor == 2 and found.blocks * len(found.plan.pipeline.stages) == 4
+    assert found.data * found.tensor == 2 and sum(found.blocks) == 4
     graphs = cut_graph(task().variant(4).original, found.plan.pipeline.cuts)
     for stage, part in zip(found.plan.pipeline.stages, graphs, strict=True):
         graph, chosen = add_hubs(part.graph), {one.name: one for one in stage.plan.decisions}

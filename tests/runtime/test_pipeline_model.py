@@ -31,7 +31,9 @@ from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
 from autoddl.runtime.stage_setup import stage_rows
+from autoddl.schedule.buckets import gather_buckets, gradient_buckets
 from autoddl.schedule.memory_line import predict_memory
+from autoddl.schedule.parameter_protocol import GatherProtocol
 
 ROWS = 24
 STEPS = 2
@@ -208,6 +210,38 @@ def test_as_many_microbatches_are_in_flight_as_the_schedule_says(schedule: str, 
     found = on_ranks(4, case, "gpt-4", planned("gpt-4", 4, schedule, "one=1", m))
     most = {"gpipe": [m] * 4, "1f1b": [4, 3, 2, 1], "zb-h1": [4] * 4, "zb-h2": [7] * 4}[schedule]
     assert [one["slots"] for one in found] == [[min(m, count)] for count in most]
+
+
+def marked(name: str, plan: Plan) -> list[tuple[str, str, int, int]]:
+    """What a rank sent in the second step: kind, for what, and when it began and was waited for, in order."""
+    module, sample = built(name)
+    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches))
+    batch = parallel.local_batch(sample.kwargs or sample.args)
+    parallel.step(batch)
+    parallel.recorder.timed = True
+    parallel.step(batch)
+    return [(mark.executed.kind, mark.origin, mark.start, mark.waited) for mark in parallel.recorder.marks]
+
+
+@pytest.mark.ranks
+def test_what_a_stage_gathers_and_reduces_once_goes_beside_other_stages() -> None:
+    """On ranks with two stages: all gathers begin before any message, and stage 2, which ends first on its ranks, waits
+    for its last reduction behind all messages. Stage 3 does not: the first stage waits for its tied gradient."""
+    plan, of = planned("gpt-4", 4, "interleaved:2", "all=2", 4), captured("gpt-4", 4)
+    assert plan.pipeline is not None
+    stages = [(stage.plan, add_hubs(one.graph)) for stage, one in zip(
+        plan.pipeline.stages, cut_graph(of.graph, plan.pipeline.cuts), strict=True)]
+    for rank, marks in enumerate(on_ranks(4, marked, "gpt-4", plan)):
+        messages = [start for _, origin, start, _ in marks if origin.startswith(("forward", "backward"))]
+        for s in (rank // 2, rank // 2 + 2):
+            buckets = gather_buckets(*stages[s])
+            for b in GatherProtocol(buckets).ahead():
+                first = f"{buckets[b].members[0]} and"
+                begun = next(start for _, origin, start, _ in marks if origin.startswith(first))
+                assert begun < min(messages), f"rank {rank}, stage {s}"
+        once = [one.members[0] for one in gradient_buckets(*stages[2]) if not one.per_microbatch]
+        reduced = [waited for _, origin, _, waited in marks if origin.startswith(f"the gradients of {once[-1]} and")]
+        assert len(reduced) == (rank < 2) and all(waited > max(messages) for waited in reduced), f"rank {rank}"
 
 
 def tracked(name: str, plan: Plan) -> int:

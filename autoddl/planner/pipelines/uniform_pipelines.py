@@ -1,6 +1,8 @@
 """Plans pipelines as Megatron does: equal numbers of blocks in all stages, and one grid inside every stage.
 
-    stages      n / D blocks each; the first also has what comes before the blocks, the last what comes behind
+    stages      n / D blocks each; the first also has what comes before the blocks, the last what comes behind. Where D
+                does not divide n but n + 2, these ends count as a block each, as torchtitan and Llama 3 have it (Llama
+                team 2024, section 3.3.2)
     grid        tensor parallel inside and data parallel outside, the same in all stages (`strategies`)
     schedule    given: 1F1B or interleaved, with all microbatches
 
@@ -9,6 +11,7 @@ What this does not fix is free, so the best of all numbers of stages, grids and 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import AutoDDLError, Infeasible, InputError
@@ -30,7 +33,8 @@ from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
 
-__all__ = ["UNIFORM", "Uniform", "check_degrees", "configured_pipeline", "uniform_cuts", "uniform_pipeline"]
+__all__ = ["UNIFORM", "Uniform", "blocks_of_stages", "check_degrees", "configured_pipeline", "uniform_cuts",
+           "uniform_pipeline"]
 
 UNIFORM = ("1f1b", "interleaved:2")
 """Schedules with which uniform pipelines are planned, whatever else is asked for."""
@@ -43,30 +47,43 @@ class Uniform:
         plan        its plan
         data        ranks of a stage over which the batch is split
         tensor      ranks of a stage over which products are split
-        blocks      blocks of a stage
+        blocks      blocks of every stage
     """
 
     plan: Plan
     data: int
     tensor: int
-    blocks: int
+    blocks: tuple[int, ...]
 
     def __str__(self) -> str:
-        return (f"data parallel {self.data} x tensor parallel {self.tensor}, {self.blocks} "
-                f"block{'s' * (self.blocks > 1)} a stage")
+        most = max(self.blocks)
+        less = ", one less in the first and the last" if min(self.blocks) < most else ""
+        return (f"data parallel {self.data} x tensor parallel {self.tensor}, {most} block{'s' * (most > 1)} a stage"
+                f"{less}")
+
+
+def blocks_of_stages(blocks: int, stages: int) -> tuple[int, ...]:
+    """The blocks of each stage: equally many, or one less in the first and the last; none where neither can be."""
+    if blocks % stages == 0:
+        return (blocks // stages,) * stages
+    each, left = divmod(blocks + 2, stages)
+    return () if left else tuple(each - (s in (0, stages - 1)) for s in range(stages))
 
 
 def uniform_cuts(graph: Graph, stages: int) -> tuple[int, ...]:
-    """The positions at which a captured graph is cut into stages of equally many blocks.
+    """The positions at which a captured graph is cut into stages of equally many blocks, or one less at both ends.
 
-    Raises InputError where there are no blocks, or their number is no multiple of that of stages.
+    Raises InputError where there are no blocks, or not enough for that.
     """
-    blocks = _blocks(graph)
-    if not blocks or len(blocks) % stages:
-        raise InputError(f"{stages} stages cannot have equally many of the model's {len(blocks)} blocks: take a number "
-                         "that divides them, where each chunk of a part counts (pp x vp)")
-    each = len(blocks) // stages
-    return tuple(blocks[s * each].start for s in range(1, stages))
+    blocks, ops = _blocks(graph), len(needed_ops(graph))
+    counts = blocks_of_stages(len(blocks), stages) if blocks else ()
+    places = (*(block.start for block in blocks), *(block.end for block in blocks[-1:]))
+    cuts = tuple(places[at] for at in accumulate(counts[:-1]))
+    if not counts or {0, ops} & {*cuts}:
+        raise InputError(f"{stages} stages cannot have equally many of the model's {len(blocks)} blocks, nor where "
+                         "both ends count as one more: take a number that divides them, where each chunk of a part "
+                         "counts (pp x vp)")
+    return cuts
 
 
 def _blocks(graph: Graph) -> tuple[Block, ...]:
@@ -90,7 +107,7 @@ def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = 
         raise next((one for one in reversed(every) if isinstance(one, AutoDDLError)),
                    InputError("a pipeline has 2 stages or more: ask for some, like stages=(2,)"))
     best = min(solved, key=lambda one: one.tried.seconds)
-    blocks = len(_blocks(best.part.graph)) // best.part.stages
+    blocks = blocks_of_stages(len(_blocks(best.part.graph)), best.part.stages)
     return Uniform(plan_of_cut(best.part, schedule, best.tried), *best.grid, blocks)
 
 
