@@ -10,7 +10,8 @@ made in a process of its own, in the precision of the program. Models are those 
 others they have fewer, larger products, as Megatron's modules do. Nothing runs.
 
     torchtitan   `benchmarks/llama3_h100_202412_torchtitan.md` and `docs/performance.md`: tokens a second and device;
-                 nodes of 8 H100 of 96 GB at 500 W with 400 Gb/s each, and of 8 A100 of 80 GB
+                 nodes of 8 H100 of 96 GB at 500 W with 400 Gb/s each, and of 8 A100 of 80 GB. Its pipelines have as
+                 many microbatches as parts unless told otherwise (`parallelisms/pipelining_utils.py` of that time)
     Megatron     NVIDIA dgxc-benchmarking v25.02, NeMo and Megatron-Core in bf16 with the distributed optimizer, on
                  nodes of 8 H100 of 80 GB with 400 Gb/s each
     Llama 3      Llama team 2024, "The Llama 3 herd of models", table 4: flops a second and device. Its program is not
@@ -180,7 +181,7 @@ GRIDS = {
                                                "torchtitan-float8"),
     **{f"torchtitan 405B, 512 H100, float8{said}": tokens(
         _405b, 512, 256, "tp=8,dp=8,pp=8,zero=2,sp,recompute=full", rate, "torchtitan-float8", schedule=schedule,
-        microbatches=32) for said, schedule, rate in (("", "", 100), (", interleaved", "interleaved:2", 128))},
+        microbatches=8) for said, schedule, rate in (("", "", 100), (", interleaved", "interleaved:2", 128))},
     "torchtitan 8B, 64 A100": tokens(_8b, 64, 64, FSDP, 2973, "torchtitan", a100),
     "torchtitan 70B, 64 A100": tokens(_70b, 64, 64, "zero=3,recompute=full", 331, "torchtitan", a100),
     "Megatron 8B, 64 H100": Grid(MEGATRON_8B, 8, 1024, 32, "cp=2,zero=1", "", 13.0),
