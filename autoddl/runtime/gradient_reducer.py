@@ -1,8 +1,9 @@
 """Reduces gradients of parameters, from the layout in which backward yields them to the stored one.
 
 This is the parameter protocol on tensors. Only the step in flight refers to the tensors that are sent. The results go
-to .grad at the end of backward. A parameter whose gradient takes only local steps has no bucket. Where gradients are
-reduced only in the last of several microbatches, they add up as they come.
+to .grad at the end of backward, or of the step where the last backward does not wait. A parameter whose gradient takes
+only local steps has no bucket. Where gradients are reduced only in the last of several microbatches, they add up as
+they come.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -7,8 +7,9 @@ Where the program reads the leaf itself, a hook takes the gradient. If that grad
 it up in the leaf, and `finish` hands it on.
 
 A step is `clear`, then for every microbatch `begin_forward`, forward, `begin_backward`, backward, `finish`. Other
-microbatches may come between the two passes. Parameters that are kept are converted in the first forward only, and
-their gradients in the last backward only.
+microbatches may come between the two passes. A stage of a pipeline calls `gathers.ahead` before the first, and
+`reducer.finish` at the end, where the last `finish` does not wait. Parameters that are kept are converted in the first
+forward only, and their gradients in the last backward only.
 """
 
 from collections.abc import Mapping

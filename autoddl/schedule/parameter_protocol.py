@@ -208,7 +208,10 @@ class ReduceProtocol:
             yield from self._start()
 
     def finish(self) -> Iterator[Advance | Fill]:
-        """Called at the end of a backward: starts the rest, then advances all until none has a step left."""
+        """Called at the end of a backward, or behind `rest` at the end of a step.
+
+        Starts the rest, then advances all until none has a step left.
+        """
         yield from self.rest()
         more = True
         while more:
