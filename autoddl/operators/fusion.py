@@ -22,18 +22,29 @@ Views and hubs are looked through. Backward runs the ops in reverse, so it saves
     * An op that backward runs again is not compiled (`runtime.compiled`), and saves nothing. Its neighbours are priced
       as if it were: so an op's price depends on its own block alone.
     * Values that a compiler recomputes instead of keeping them are not counted as saved.
+
+The depth of an op depends on what is before it. So a stage of a pipeline may fuse what the whole graph does not, and
+the other way round. What stages may fuse at most, whichever they are, is what is fused *loosely*:
+
+    fused loosely    two ops that fuse, one of which reads what the other made, with no path between them over an op
+                     that does not fuse: such a path is in every stage that has both, and makes them of unequal depth
+
+A graph whose ops of sending and receiving say what they are fused with (`with_fused_ends`) is a part of such stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from types import MappingProxyType
 
-from autoddl.core.graph import Graph, Op
+from autoddl.core.graph import RECEIVE, Graph, Op
+from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster, Device
 from autoddl.operators.families import family_of
 from autoddl.operators.work import VIEWS, base
 
-__all__ = ["ALONE", "Chained", "as_compiled", "chains"]
+__all__ = ["ALONE", "Chained", "FusedEnds", "as_compiled", "chains", "fused_ends", "with_fused_ends"]
 
 CURVES = frozenset(("add", "copy", "exponential", "multiply", "reduce", "normalise", "batch normalise", "loss"))
 """Curves of ops that a compiler writes itself; not of lookups and windows."""
@@ -44,6 +55,8 @@ WHOLE = ("matmul", "experts", "recurrent")
 """Files of rules whose ops are no elementwise work."""
 OUTSIDE = -1
 """Stands for the reader of a result."""
+FUSES = "fuses"
+"""The argument of an op of sending or receiving that says whether it is fused with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,25 +82,71 @@ def _compiled(device: Device) -> Device:
     return replace(device, compiled=True, kernels=kernels)
 
 
-def chains(graph: Graph, by_hand: bool = False) -> Mapping[str, Chained]:
-    """Maps the name of every op that is fused with others to its saving: by a compiler, or in kernels by hand."""
-    makers, readers = _ends(graph)
-    apart = _apart(graph, makers) if by_hand else frozenset()
-    fuses = [_fuses(op) and op.name not in apart for op in graph.ops]
-    depth = _depths(graph, makers, fuses)
+def chains(graph: Graph, by_hand: bool = False, *, loosely: bool = False) -> Mapping[str, Chained]:
+    """Maps the name of every op that is fused with others to its saving: by a compiler, or in kernels by hand.
 
-    def fused(i: int, j: int) -> bool:
-        return j >= 0 and fuses[i] and fuses[j] and depth[i] == depth[j]
-
+    `loosely`, or in a graph with fused ends, it is the most that the op saves in any stage that has all of the graph.
+    """
+    loosely = loosely or any(map(_is_end, graph.ops))
+    makers, readers, fused = _fused(graph, by_hand, loosely)
     found = {}
     for i, op in enumerate(graph.ops):
-        if fuses[i]:
-            given = [t for t in op.inputs if fused(i, makers.get(t, OUTSIDE))]
-            taken = [t for t in op.outputs if readers.get(t) and all(fused(i, j) for j in readers[t])]
-            if given or taken:
-                found[op.name] = Chained(_bytes(graph, (*given, *taken)) / _bytes(graph, (*op.inputs, *op.outputs)),
-                                         bool(given))
+        if not fused(i, i):
+            continue
+        given = [t for t in op.inputs if fused(i, makers.get(t, OUTSIDE))]
+        taken = [t for t in op.outputs if (loosely or t in readers) and all(fused(j, i) for j in readers.get(t, ()))]
+        if given or taken:
+            found[op.name] = Chained(_bytes(graph, (*given, *taken)) / _bytes(graph, (*op.inputs, *op.outputs)),
+                                     bool(given))
     return MappingProxyType(found)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedEnds:
+    """Names the tensors over which stages may fuse ops: those whose maker may be fused with a reader, and those which
+    only ops read that may be fused with it."""
+
+    given: frozenset[str]
+    taken: frozenset[str]
+
+
+def fused_ends(graph: Graph, by_hand: bool = False) -> FusedEnds:
+    """The tensors of a whole graph over which its stages may fuse ops at most."""
+    makers, readers, fused = _fused(graph, by_hand, loosely=True)
+    origin = _origins(graph)
+    fuses = {t: j for t, j in makers.items() if fused(j, j)}
+    taken = (t for t, j in fuses.items() if all(fused(i, j) for i in readers.get(origin.get(t, t), ())))
+    return FusedEnds(frozenset(graph.tensors[t].name for t in fuses), frozenset(graph.tensors[t].name for t in taken))
+
+
+def with_fused_ends(stage: Graph, ends: FusedEnds) -> Graph:
+    """The graph of a stage whose ops of sending and receiving are fused with the others as `ends` of the whole say."""
+    return replace(stage, ops=tuple(replace(op, args=(*op.args, (FUSES, (
+        stage.tensors[(op.outputs if op.target == RECEIVE else op.inputs)[0]].name in (
+            ends.given if op.target == RECEIVE else ends.taken)))))
+        if op.target in (SEND, RECEIVE) else op for op in stage.ops))
+
+
+def _is_end(op: Op) -> bool:
+    """Whether an op sends or receives, and says whether it is fused with others."""
+    return op.target in (SEND, RECEIVE) and any(name == FUSES for name, _ in op.args)
+
+
+def _fused(graph: Graph, by_hand: bool, loosely: bool
+           ) -> tuple[dict[int, int], dict[int, list[int]], Callable[[int, int], bool]]:
+    """(the makers and readers of tensors, whether an op is fused with one before it which made what it reads)."""
+    makers, readers = _ends(graph)
+    apart = _apart(graph, makers) if by_hand else frozenset[str]()
+    fuses = [bool(op.arg(FUSES)) if _is_end(op) else _fuses(op) and op.name not in apart for op in graph.ops]
+    behind = _behind(graph, makers, fuses) if loosely else []
+    depth = [] if loosely else _depths(graph, makers, fuses)
+
+    def fused(i: int, j: int) -> bool:
+        if i < 0 or j < 0 or not (fuses[i] and fuses[j]):
+            return False
+        return not behind[i] >> j & 1 if loosely else depth[i] == depth[j]
+
+    return makers, readers, fused
 
 
 def _bytes(graph: Graph, tensors: Sequence[int]) -> int:
@@ -112,17 +171,35 @@ def _apart(graph: Graph, makers: Mapping[int, int]) -> frozenset[str]:
 
 def _ends(graph: Graph) -> tuple[dict[int, int], dict[int, list[int]]]:
     """By tensor the op that made it, and by made tensor the ops that read it, both behind views; OUTSIDE: a result."""
-    origin, makers, readers = dict[int, int](), dict[int, int](), dict[int, list[int]]()
+    origin, makers, readers = _origins(graph), dict[int, int](), dict[int, list[int]]()
     for i, op in enumerate(graph.ops):
-        if base(op) in VIEWS:
-            origin |= dict.fromkeys(op.outputs, origin.get(op.inputs[0], op.inputs[0])) if op.inputs else {}
-            continue
-        for t in op.inputs:
-            readers.setdefault(origin.get(t, t), []).append(i)
-        makers |= dict.fromkeys(op.outputs, i)
+        if base(op) not in VIEWS:
+            for t in op.inputs:
+                readers.setdefault(origin.get(t, t), []).append(i)
+            makers |= dict.fromkeys(op.outputs, i)
     for t in (*graph.outputs, *(new for _, new in graph.updates)):
         readers.setdefault(origin.get(t, t), []).append(OUTSIDE)
     return makers | {t: makers[source] for t, source in origin.items() if source in makers}, readers
+
+
+def _origins(graph: Graph) -> dict[int, int]:
+    """By view, the tensor that it is one of."""
+    origin = dict[int, int]()
+    for op in graph.ops:
+        if base(op) in VIEWS and op.inputs:
+            origin |= dict.fromkeys(op.outputs, origin.get(op.inputs[0], op.inputs[0]))
+    return origin
+
+
+def _behind(graph: Graph, makers: Mapping[int, int], fuses: Sequence[bool]) -> list[int]:
+    """By op, as bits, the ops before it from which a path leads to it over two neighbours that do not both fuse."""
+    before, apart = list[int](), list[int]()
+    for i, op in enumerate(graph.ops):
+        read = op.inputs[:1] if op.target == SEND else op.inputs
+        sources = {makers[t] for t in read if t in makers}
+        before.append(reduce(or_, (before[j] | 1 << j for j in sources), 0))
+        apart.append(reduce(or_, (apart[j] if fuses[i] and fuses[j] else before[j] | 1 << j for j in sources), 0))
+    return apart
 
 
 def _depths(graph: Graph, makers: Mapping[int, int], fuses: Sequence[bool]) -> list[int]:

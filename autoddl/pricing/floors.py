@@ -39,9 +39,12 @@ def floor_passes(graph: Graph, cluster: Cluster, differentiable: frozenset[int],
 
 
 def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], weights: frozenset[int],
-               ends: Sequence[int]) -> list[tuple[float, float, float]]:
-    """`floor_passes` of the ops before each of some positions, which rise. Fused ops take nothing."""
-    fused = chains(graph, cluster.device.by_hand) if cluster.device.compiled else {}
+               ends: Sequence[int], *, loosely: bool = False) -> list[tuple[float, float, float]]:
+    """`floor_passes` of the ops before each of some positions, which rise.
+
+    Fused ops take nothing, nor do those that some stage may fuse where they are fused `loosely`.
+    """
+    fused = chains(graph, cluster.device.by_hand, loosely=loosely) if cluster.device.compiled else {}
     narrow = narrow_products(graph) if cluster.device.narrow else {}
     sums, known = [(0.0, 0.0, 0.0)], dict[Hashable, tuple[float, float, float]]()
     for op in graph.ops:

@@ -17,6 +17,8 @@ from autoddl.core.errors import Infeasible
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
+from autoddl.cost_models import load_cluster
+from autoddl.operators.fusion import as_compiled
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _by_stage
@@ -32,6 +34,19 @@ from autoddl.schedule.stage_seconds import stage_seconds
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
 ONE_PIPE = ((0, 1),)
 WEIGHTS = (4.0, 4.0, 0.0, 1.0, 1.0, 1.0, 4.0, 4.0)
+
+
+class Elementwise(nn.Module):
+    """Products with much elementwise work between them, of which cuts leave some on either side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + torch.sigmoid(torch.tanh(layer(torch.exp(-x * x)))) * x
+        return x.sum()
 
 
 @lru_cache(maxsize=1)
@@ -146,6 +161,33 @@ def test_a_stage_takes_no_less_than_what_is_known_of_its_parts(name: str, layers
             assert (less[at] <= more[at] * (1 + 1e-9)).all(), (length, weights)
             raised += int((less[at] > floor[at] * 1.01).sum())
     assert raised > len(every)
+
+
+@parametrize_or_slow("name,layers,by_hand", [("elementwise", 3, False), ("llama", 3, True)],
+                     [("elementwise", 3, True), ("gpt2", 2, False), ("llama", 3, False), ("neox", 3, True)])
+def test_kernels_that_are_fused_over_cuts_count_as_in_the_longest_stage(name: str, layers: int, by_hand: bool) -> None:
+    """Stages of several units are above the sum of their units as longer stages have them, and below that of units
+    alone, which cannot fuse over their ends."""
+    model, sample = (Elementwise(), torch.randn(64, 16)) if name == "elementwise" else zoo.named(
+        name, layers=layers, B=8)
+    cluster = as_compiled(load_cluster(TWO_BY_TWO))
+    cluster = replace(cluster, device=replace(cluster.device, by_hand=by_hand))
+    task = task_of(model, cluster, sample, PlanOptions(microbatches=(4,), max_axes=1, workers=1), name, None)
+    places = places_of(task.variant(4).original, ())
+    parts, exact = (StageParts(task, 2, 2, 4, places, ONE_PIPE) for _ in range(2))
+    every = [pair for pair in combinations(range(len(places) + 2), 2) if pair != (0, len(places) + 1)]
+    for weights in (parts.whole, parts.repeated, parts.behind, *PASSES, *SINGLES):
+        for k in range(parts.units):
+            parts._search_least(*parts.joining(k, k + 1), weights)
+        for a, b in every:
+            exact._search_least(*exact.alone(a, b), weights)
+        found, known = ({pair: exact._least[exact.alone(*pair)[1], weights, ANY] for pair in every},
+                        parts.least(weights))
+        assert all(known[pair] <= found[pair] * (1 + 1e-9) for pair in every), weights
+        longer = [pair for pair in every if pair[1] - pair[0] > 1]
+        assert any(sum(found[k, k + 1] for k in range(*pair)) > found[pair] * (1 + 1e-6) for pair in longer), weights
+        floors = StageParts(task, 2, 2, 4, places, ONE_PIPE).least(weights)
+        assert sum(known[pair] for pair in longer) > 1.01 * sum(floors[pair] for pair in longer), weights
 
 
 class ReadingBlock(nn.Module):
@@ -339,13 +381,6 @@ def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -
     assert known.planned(known._cut(2, 3), ONE).recompute == (names[1],)
     assert known.planned(known._cut(1, 2), ONE).recompute == (names[0],)
     assert known.planned(known._cut(3, 4), ONE).recompute == ()
-
-
-def test_stages_of_fused_ops_are_not_joined() -> None:
-    fused = _parts(1e9)
-    device = replace(fused.task.cluster.device, compiled=True)
-    fused.task = replace(fused.task, cluster=replace(fused.task.cluster, device=device))
-    assert fused.apart == float("inf") > _parts(1e9).apart >= 0.0
 
 
 def test_a_chain_of_unlike_units_is_measured_in_blocks_of_equal_work() -> None:

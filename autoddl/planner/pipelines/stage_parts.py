@@ -20,8 +20,9 @@ layouts proved. A stage that is made of two has all that they have, and conversi
 `apart` are the ops before all parameters, which each stage computes for itself, and reductions of what several units
 read (`StageUnits.reduction_seconds`). So what is proved of some stages is
 known of all longer ones (`search.pipeline_cuts.joined`). Where both have units that share a parameter, which the longer
-one gathers and updates once, units of one of them count by their floors. Nothing is known of longer ones where kernels
-are fused over cuts. Nor is it where policies of recomputation count the blocks of a stage (every-2, first-4), and none
+one gathers and updates once, units of one of them count by their floors. Kernels may be
+fused over cuts. So a stage is searched for this with what it saves in any longer one (`operators.fusion`). Nothing is
+known of longer ones where policies of recomputation count the blocks of a stage (every-2, first-4), and none
 lets all of them be. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
 under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
@@ -111,7 +112,8 @@ class StageParts(SolvedStages):
         found = replace(self, sizes=sizes, _sized={})
         for size in dict.fromkeys(sizes):
             alike = known.setdefault(size, replace(
-                self, sizes=sizes, size=size, _ports={}, _alone={}, _solved={}, _free={}, _drawn={}, _least={}))
+                self, sizes=sizes, size=size, _ports={}, _alone={}, _within_longer={}, _solved={}, _free={}, _drawn={},
+                _least={}))
             found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
                                          splits=self.splits, sizes=sizes, _counted={}, _prices=StagePrices(),
                                          _under={}, _pinned={})
@@ -143,13 +145,16 @@ class StageParts(SolvedStages):
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
                                         _free={}, _drawn={}, _least={}, _counted={}, _prices=StagePrices(), _alone={},
-                                        _under={}, _pinned={})
+                                        _within_longer={}, _under={}, _pinned={})
         return self._pinned[key]
 
-    def _every(self, known: Callable[[str], float]) -> Array:
-        """[a, b]: what is known of the stage from place a to place b by its structure, else 0."""
+    def _every(self, known: Callable[[str], float], *, joining: bool = False) -> Array:
+        """[a, b]: what is known of the stage from place a to place b by its structure, else 0.
+
+        It is that of stages as longer ones have them where it is said of `joining`.
+        """
         found = np.zeros((self.units + 1, self.units + 1))
-        for like, (_, key) in self._alone.items():
+        for like, (_, key) in (self._joining if joining else self._alone).items():
             if value := known(key):
                 for at in self._alike[like]:
                     found[at] = value
@@ -157,13 +162,13 @@ class StageParts(SolvedStages):
 
     def wholes(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T of every stage, [a, b], as far as it is known."""
-        m, floors = self.each, self.floors()
-        apart = self._joins((m, m, m, 1.0, 1.0, 1.0))
-        free = {kept: joined(np.maximum(self._every(partial(self._free_bound, kept)), m * floors), apart, self.shared,
-                             m * floors)
-                for kept in (False, True)}
-        return {flight: np.maximum(free[flight.is_several], self._every(partial(self._solved_bound, flight)))
-                for flight in flights}
+        floors, apart, every = self.each * self.floors(), self._joins(self.whole), list(flights)
+        free = {kept: self._every(partial(self._free_bound, kept)) for kept in (False, True)}
+        joins = {kept: np.maximum(self._every(lambda key: self._least.get((key, self.whole, ANY), 0.0), joining=True),
+                                  free[kept] if self._joining is self._alone else 0.0) for kept in free}
+        longer = {kept: joined(np.maximum(joins[kept], floors), apart, self.shared, floors) for kept in free}
+        return {flight: np.maximum.reduce([free[flight.is_several], longer[flight.is_several],
+                                           self._every(partial(self._solved_bound, flight))]) for flight in every}
 
     def _free_bound(self, kept: bool, key: str) -> float:
         """T of a stage of some structure without a budget, whether gathered weights stay or not; else 0."""
@@ -174,7 +179,7 @@ class StageParts(SolvedStages):
 
     def least(self, weights: Weights) -> Array:
         """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
-        known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0))
+        known = self._every(lambda key: self._least.get((key, weights, ANY), 0.0), joining=True)
         late = min(weights[1:3]) if self.split_depends_on_cut else weights[2]
         sums = np.array(self._works) @ np.array((*weights[:2], late))
         floors = np.maximum(sums[None, :] - sums[:, None], 0.0)
@@ -216,6 +221,11 @@ class StageParts(SolvedStages):
         return (float(self.each),) * 3 + (0.0, 0.0, 0.0)
 
     @property
+    def whole(self) -> Weights:
+        """The counts of T."""
+        return (float(self.each),) * 3 + (1.0, 1.0, 1.0)
+
+    @property
     def behind(self) -> Weights:
         """The counts of T'."""
         return (float(self.each),) * 3 + (0.0, 1.0, 1.0)
@@ -245,7 +255,7 @@ class StageParts(SolvedStages):
         known = self._every_side(self._prices.known(flight, weights, price))
         if self.apart_bytes == inf:
             return known
-        units = np.array([self._prices.turn(self.alone(k, k + 1)[1], flight, weights, price)
+        units = np.array([self._prices.turn(self.joining(k, k + 1)[1], flight, weights, price)
                           for k in range(self.units)])
         apart = weights[0] * self.apart + price * self.apart_bytes
         sums = np.array([0.0, *np.cumsum(units - apart)])
@@ -254,7 +264,7 @@ class StageParts(SolvedStages):
 
     def learn_turns(self, s: int, flight: Flight, weights: tuple[float, ...], price: float) -> None:
         """Searches all units that stage s may have for their least seconds counted so + price * bytes at `TURN`."""
-        for graph, key in {self.alone(k, k + 1)[1]: self.alone(k, k + 1) for k in self._within(s)}.values():
+        for graph, key in {self.joining(k, k + 1)[1]: self.joining(k, k + 1) for k in self._within(s)}.values():
             if not self._prices.has_turn(key, flight, weights, price):
                 self.check_time()
                 task = replace(self.task, counts=self._counts(weights), copies=self.copies)
@@ -336,18 +346,21 @@ class StageParts(SolvedStages):
             self._freely(graph, key, flight)
         else:
             new = self.fit(a, b, flight)
-        return self._search_least(graph, key, self.repeated) or new
+        return self._search_least(*self.joining(a, b), self.repeated) or new
 
     def sharpen(self, a: int, b: int, flight: Flight) -> bool:
         """Makes all else of a stage as sharp as T and M; returns whether it was not."""
         graph, key = self.alone(a, b)
-        news = [self._search_least(graph, key, weights) for weights in (*self.pieces, *(SINGLES if a == 0 else ()))]
+        news = [self._search_least(*self.joining(a, b), weights)
+                for weights in (*self.pieces, *(SINGLES if a == 0 else ()))]
         if not self.shares:
             news.append(self.fit(a, b, flight))
         solved = self._alone_solved(graph, key, flight)
         if a == 0 or solved.found is None:
             return any(news)
-        return self._search_least(graph, key, self.behind, flight if solved.binds else ANY) or any(news)
+        if not solved.binds:
+            return self._search_least(*self.joining(a, b), self.behind) or any(news)
+        return self._search_least(graph, key, self.behind, flight) or any(news)
 
     def fit(self, a: int, b: int, flight: Flight) -> bool:
         """Finds out whether a stage fits the whole budget, and what it takes then; returns whether that was not known.
@@ -365,9 +378,11 @@ class StageParts(SolvedStages):
         at = self._commonest
         if at is None or self.apart == inf:
             return
-        self._search_least(*self.alone(at, at + 1), self.repeated)
+        self._search_least(*self.joining(at, at + 1), self.repeated)
         if closer:
             self.bound(at, at + 1, ONE)
+            if self._joining is not self._alone:
+                self._search_least(*self.joining(at, at + 1), self.whole)
             self.sharpen(at, at + 1, ONE)
 
     @property
@@ -390,7 +405,7 @@ class StageParts(SolvedStages):
             return False
         self._directions[weights] = None
         ends = {0: [0], self.stages - 1: [self.units - 1]}.get(s, [])
-        return bool(sum(self._search_least(*self.alone(at, at + 1), weights) for at in (self._commonest, *ends)))
+        return bool(sum(self._search_least(*self.joining(at, at + 1), weights) for at in (self._commonest, *ends)))
 
     def _search_least(self, graph: StageGraph, key: str, weights: Weights, at: Flight = ANY) -> bool:
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""

@@ -41,6 +41,7 @@ from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
 from autoddl.cost_models import Cluster, collective
 from autoddl.operators.footprints.table import whole_footprints
+from autoddl.operators.fusion import FusedEnds, fused_ends, with_fused_ends
 from autoddl.operators.work import VIEWS, base
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
@@ -91,6 +92,7 @@ class StageUnits:
         size            ranks of the stages that this knows; 0: of an equal part
         _ports          the messages between two stages
         _alone          graphs of stages, with their structure
+        _within_longer  the same of stages as longer ones have them, where kernels are fused over cuts
     """
 
     task: PlanTask
@@ -106,6 +108,7 @@ class StageUnits:
     size: int = 0
     _ports: dict[tuple[int, int], tuple[Port, ...]] = field(default_factory=dict)
     _alone: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
+    _within_longer: dict[tuple[Any, ...], tuple[StageGraph, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Raises InputError where steps update a buffer of which every pipe would have a copy."""
@@ -223,7 +226,7 @@ class StageUnits:
         """Sums, up to every place, of the least seconds of forward, backward and W on a stage's devices."""
         alive = replace(self.graph, ops=self._ops, outputs=self.graph.outputs[:1])
         weights = weights_of(alive) if self.splits else frozenset[int]()
-        return tuple(floor_sums(alive, self.cluster, alive.differentiable(), weights, self._ends))
+        return tuple(floor_sums(alive, self.cluster, alive.differentiable(), weights, self._ends, loosely=True))
 
     @property
     def copies(self) -> CopyMessages | None:
@@ -250,7 +253,8 @@ class StageUnits:
         ops, known = self._ops, dict[Any, int]()
         sent = [(), *(tuple(sorted(one)) for one in self._crossing), ()]
         every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
-                  self._asked(self._cut(k, k + 1)) if self._asks else ())
+                  self._asked(self._cut(k, k + 1)) if self._asks else (), self._fused_over(sent[first]),
+                  self._fused_over(sent[end if end < len(ops) else -1]))
                  for k, (first, end) in enumerate(pairwise(self._ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
 
@@ -291,6 +295,34 @@ class StageUnits:
             self._alone[key] = made, self._key(made)
         return self._alone[key]
 
+    def joining(self, a: int, b: int) -> tuple[StageGraph, str]:
+        """The same stage as longer ones have it: no kernel that is fused over its ends takes more than there."""
+        if self._fused_ends is None:
+            return self.alone(a, b)
+        key = self._like(a, b)
+        if key not in self._within_longer:
+            made = self.alone(a, b)[0]
+            made = replace(made, graph=with_fused_ends(made.graph, self._fused_ends))
+            self._within_longer[key] = made, self._key(made)
+        return self._within_longer[key]
+
+    @property
+    def _joining(self) -> Mapping[tuple[Any, ...], tuple[StageGraph, str]]:
+        """The stages that `joining` gave so far."""
+        return self._alone if self._fused_ends is None else self._within_longer
+
+    @cached_property
+    def _fused_ends(self) -> FusedEnds | None:
+        """The tensors over which kernels of stages may be fused; None where they are not."""
+        device, alive = self.cluster.device, replace(self.graph, ops=self._ops, outputs=self.graph.outputs[:1])
+        return fused_ends(alive, device.by_hand) if device.compiled else None
+
+    def _fused_over(self, tensors: Sequence[int]) -> tuple[bool, ...]:
+        """Whether kernels may be fused over these tensors, from behind each and from before it."""
+        ends = self._fused_ends
+        names = [] if ends is None else [self.graph.tensors[t].name for t in tensors]
+        return tuple(name in some for name in names for some in (ends.given, ends.taken)) if ends else ()
+
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
         """The pipeline with a schedule that is cut at these places."""
         return Staged(tuple(self.places[k - 1] for k in cut), name, self.microbatches, self.task.options.compress,
@@ -315,7 +347,7 @@ class StageUnits:
         """Seconds of a microbatch by which a stage may take less than two that it is made of; infinite if not known."""
         policies = self.task.options.recompute
         joins = {NO_RECOMPUTE, SEARCH}.intersection(policies) or all(map(is_per_block, policies))
-        return inf if not joins or self.cluster.device.compiled else self._cone[0]
+        return self._cone[0] if joins else inf
 
     @cached_property
     def shared(self) -> frozenset[frozenset[int]]:
@@ -385,9 +417,10 @@ class StageUnits:
 
     @property
     def _on_all(self) -> Pricing:
-        """Prices on a mesh of one axis, of all ranks of a stage."""
-        mesh = Mesh((Axis("rank", self.cluster.size),))
-        return Pricing(self.task.variant(self.microbatches).graph, mesh, self.cluster, microbatches=self.each)
+        """Prices on a mesh of one axis, of all ranks of a stage; no kernels are fused."""
+        mesh, eager = Mesh((Axis("rank", self.cluster.size),)), replace(self.cluster.device, compiled=False)
+        return Pricing(self.task.variant(self.microbatches).graph, mesh, replace(self.cluster, device=eager),
+                       microbatches=self.each)
 
     def _readers(self) -> dict[str, set[int]]:
         """By parameter, the units that read it."""
