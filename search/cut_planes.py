@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedPath, PricedStages, Trail
+from autoddl.core.pipeline_cuts import BlockLimit, CutProblem, Mixture, PathBound, PricedPath, PricedStages, Trail
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 from autoddl.search.path_tables import (
     Blend,
+    BoxPart,
     KnownTerms,
     PricedRows,
     TraceStages,
@@ -82,12 +83,12 @@ class BoxBlend(NamedTuple):
     """The blend that says most of a box.
 
         mixtures    it and it as it is priced, each by itself, and those sought before it; the best last
-        parts       by blend its paths with their weights
+        parts       by blend its paths with their weights, and its prices at limits
         mean        the fractional cut of which it says least
     """
 
     mixtures: list[Mixture]
-    parts: tuple[Blend, ...]
+    parts: tuple[BoxPart, ...]
     mean: tuple[float, ...]
 
 
@@ -238,14 +239,24 @@ class CutPlanes:
         """Adds the paths of a blend, and the blend; returns its number."""
         return self.add(blended(blend), tuple((self.add(path, bare=True), weight) for path, weight in blend))
 
-    def blend(self, box: Box, least: Sequence[Array], begun: Sequence[PathBound] = ()) -> BoxBlend:
+    def add_limit(self, limit: BlockLimit) -> int:
+        """Adds a limit of blocks, which mixtures may count where it holds; returns its number. It is no path."""
+        if (limit,) not in self.known:
+            table = np.zeros((len(self.problem.seconds), self.problem.blocks + 1))
+            table[list(limit.stages)] = limit.sign * np.arange(self.problem.blocks + 1)
+            self.bare.add(len(self.paths))
+            self._append((limit,), PathBound(("limit",), (), ()), limit, table, -float(limit.sign * limit.blocks))
+        return self.known[limit,]
+
+    def blend(self, box: Box, least: Sequence[Array], begun: Sequence[PathBound] = (),
+              limits: Sequence[BlockLimit] = ()) -> BoxBlend:
         """Adds the blend that says most of a box, and it as it is priced; begins with some paths.
 
         `least` are, for each group and option, seconds that no cut of the box with that option is below. The linear
         program has the options of the least. Where the blend is least with others, it has these too.
         """
         assert self.stages is not None
-        paths, parts = begun or self.begun(), list[Blend]()
+        paths, parts = begun or self.begun(), list[BoxPart]()
         chosen, found, cut = [set(np.argsort(one, kind="stable")[:COLUMNS].tolist()) for one in least], list[
             Mixture](), self.even(box)
         for k in range(MORE):
@@ -255,26 +266,33 @@ class CutPlanes:
             if k and sum(map(len, chosen)) == before:
                 break
             options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
-            most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages)
-            paths = [path for path, _ in made]
+            most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages, limits, self.goal)
+            paths = [path for path, _ in made[0]]
             parts.append(made)
-            number, mixtures, cut = self._blended(box, made)
+            value, mixtures, cut = self._blended(box, made, limits)
             found += mixtures
-            if self.at([cut])[number, 0] >= most * (1 - CLOSE):
+            if value >= most * (1 - CLOSE):
                 break
         return BoxBlend(found, tuple(parts), mean)
 
-    def blend_again(self, box: Box, parts: Sequence[Blend]) -> list[Mixture]:
+    def blend_again(self, box: Box, parts: Sequence[BoxPart], limits: Sequence[BlockLimit] = ()) -> list[Mixture]:
         """Adds blends that were found before, and each as it is priced where it is least in a box; each by itself."""
-        return [mixture for blend in parts for mixture in self._blended(box, blend)[1]]
+        return [mixture for part in parts for mixture in self._blended(box, part, limits)[1]]
 
-    def _blended(self, box: Box, blend: Blend) -> tuple[int, list[Mixture], tuple[int, ...]]:
-        """Adds a blend, and it as it is priced where it is least in a box: (its number, each by itself, that cut)."""
+    def _blended(self, box: Box, part: BoxPart, limits: Sequence[BlockLimit]
+                 ) -> tuple[float, list[Mixture], tuple[int, ...]]:
+        """Adds a blend, and it as it is priced where it is least in a box: (that least, each by itself, the cut there).
+
+        Each pays the blend's prices at the limits of the box.
+        """
+        blend, prices = part
         known, number = len(self.paths), self.add_blend(blend)
-        cut = least_cut(box, self.tables[number])[1]
+        paid = tuple((self.add_limit(one), price) for one, price in zip(limits, prices, strict=False) if price > 0)
+        table, fixed = self.mixed(((number, 1.0), *paid))
+        value, cut = least_cut(box, table)
         self.add_priced(cut)
         new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
-        return number, [((q, 1.0),) for q in (number, *new)], cut
+        return value + fixed, [((q, 1.0), *paid) for q in (number, *new)], cut
 
     def blend_at(self, cut: tuple[int, ...]) -> bool:
         """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there."""
@@ -283,7 +301,7 @@ class CutPlanes:
         self.closely.add(cut)
         options = [np.array([[n]]) for n in cut]
         groups = [(s,) for s in range(len(cut))]
-        self.add_blend(best_blend(self.problem, groups, options, self.begun(), self.stages)[1])
+        self.add_blend(best_blend(self.problem, groups, options, self.begun(), self.stages)[1][0])
         self.add_priced(cut)
         return True
 

@@ -12,10 +12,12 @@ of stage s, one of each term. With all that is known, of terms weighted w and of
     minimise T   subject to   T >= path(x)  for each path          w . x[s] >= sum over o of y[g, o] known[s, o]
                               sum over s of a rank of w . x[s] + price * budget >= the same sum of its priced values
                               sum of y[g] = 1                      sum of blocks * y = L
+                              sum of blocks * y over some stages at most, or at least, a limit of the box
 
 Paths are generated: those that are critical where stages take the seconds x, and half-way from there to the x of the
 shortest pipeline met. Both points may be had, and the second settles sooner. The dual values of the paths are the
-weights of the blend. That its terms are those of one plan of a stage on all of its paths is what mixtures do not know.
+weights of the blend, and those of limits prices of a block. That its terms are those of one plan of a stage on all of
+its paths is what mixtures do not know.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +29,16 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import CutProblem, Mixture, PathBound, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import BlockLimit, CutProblem, Mixture, PathBound, PricedStages, StageSeconds
 
-__all__ = ["Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
+__all__ = ["Blend", "BoxPart", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
            "path_tables", "priced_rows", "priced_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
+
+BoxPart = tuple[Blend, tuple[float, ...]]
+"""A blend, and the seconds that it pays for a block at each limit of a box; there may be fewer than limits."""
 
 TraceStages = Callable[[Sequence[StageSeconds], Sequence[float]], tuple[float, PathBound]]
 """Seconds of the stages, and of transfers -> (seconds of the pipeline, a path that takes as long)."""
@@ -237,33 +242,36 @@ def _more(order: _Order, left: Array) -> Array:
 
 
 def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]],
-               paths: Sequence[PathBound], trace: TraceStages) -> tuple[float, Blend, tuple[float, ...]]:
+               paths: Sequence[PathBound], trace: TraceStages, limits: Sequence[BlockLimit] = (), most: float = 0.0
+               ) -> tuple[float, BoxPart, tuple[float, ...]]:
     """(seconds, the blend of paths that says most of the cuts of some groups' options, the fractional cut), as found.
 
     The seconds are those of the fractional cuts of these options, and no bound of cuts with others. `options` are
     [option, stage of the group] -> blocks; `paths` are those to begin with. The cut has the mean blocks of each stage.
+    All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0.
     """
-    program, used = _Fractional(problem, groups, options), [*paths]
+    program, used = _Fractional(problem, groups, options, limits), [*paths]
     for path in paths:
         program.add(path)
-    most, weights, cut, within, ends = 0.0, [1.0], tuple[float, ...](), None, inf
+    weights, prices, cut, within, ends, seconds = [1.0], [most] * len(limits), tuple[float, ...](), None, inf, 0.0
     for _ in range(GENERATED):
         found = program.solve()
         if found is None:
             break
-        most, now = found
-        weights, cut = program.weights(), program.cut()
+        seconds, now = found
+        weights, prices, cut = program.weights(), program.prices(), program.cut()
         inner = now if within is None else (now + within) / 2
         traced = [trace(*_split(inner)), trace(*_split(now))]
         if traced[0][0] < ends:
             ends, within = traced[0][0], inner
-        new = [path for _, path in traced if path not in used and path.seconds(*_split(now)) > most * (1 + NEAR)]
-        if not new or ends <= most * (1 + NEAR):
+        new = [path for _, path in traced if path not in used and path.seconds(*_split(now)) > seconds * (1 + NEAR)]
+        if not new or ends <= seconds * (1 + NEAR):
             break
         for path in dict.fromkeys(new):
             program.add(path)
             used.append(path)
-    return most, tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0), cut
+    blend = tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0)
+    return seconds, (blend, tuple(prices)), cut
 
 
 def _split(values: Array) -> tuple[list[StageSeconds], list[float]]:
@@ -282,8 +290,8 @@ def linear_program() -> Any:
 class _Fractional:
     """The linear program of `best_blend`."""
 
-    def __init__(self, problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]]
-                 ) -> None:
+    def __init__(self, problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]],
+                 limits: Sequence[BlockLimit] = ()) -> None:
         self.problem, self.solver = problem, linear_program()
         self.seconds = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.terms = [[self.solver.NumVar(0.0, self.solver.infinity(), "") for _ in range(8)] for _ in problem.seconds]
@@ -295,6 +303,8 @@ class _Fractional:
             self._row([(share, 1.0) for share in shares], 1.0, 1.0)
         self._row([(share, float(n)) for shares, own in zip(self.shares, options, strict=True)
                    for share, n in zip(shares, own.sum(axis=1), strict=True)], *(float(problem.blocks),) * 2)
+        self.limits = [self._row([(share, one.sign * float(n)) for s in one.stages for share, n in zip(
+            *self.sizes[s], strict=True)], -self.solver.infinity(), float(one.sign * one.blocks)) for one in limits]
         for s in range(len(problem.seconds)):
             stated = (*_stated(problem), *problem.directions)
             for weights, values in (*_single_terms(problem, s), *((w, known[s]) for w, known in stated)):
@@ -308,7 +318,7 @@ class _Fractional:
         """Adds least <= sum of variable * value <= most; returns it."""
         row = self.solver.Constraint(least, self.solver.infinity() if most is None else most)
         for variable, value in pairs:
-            row.SetCoefficient(variable, value)
+            row.SetCoefficient(variable, row.GetCoefficient(variable) + value)
         return row
 
     def _weighted(self, s: int, weights: Sequence[float]) -> list[tuple[Any, float]]:
@@ -342,6 +352,10 @@ class _Fractional:
         """The mean blocks of each stage."""
         return tuple(sum(share.solution_value() * float(n) for share, n in zip(*self.sizes[s], strict=True))
                      for s in range(len(self.terms)))
+
+    def prices(self) -> list[float]:
+        """The seconds that a block costs at each limit."""
+        return [max(0.0, -row.dual_value()) for row in self.limits]
 
     def weights(self) -> list[float]:
         """The weights of the paths, of sum 1; those of next to no weight have none."""

@@ -10,9 +10,9 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
        maximise the least mixture over some cuts (another), the cut that has the least of this mixture, again while that
        raises the bound; each drops options
     4  a box with few cuts is finished by the greatest path at each of its cuts, or a blend of paths there
-    5  else the box is halved: of some stages of a group, the mean number of blocks in the blend's fractional cut lies
-       farthest from a whole number, and halves have fewer or more. Without blends it is divided by its heaviest group,
-       then by the options of a group. The least bound comes first
+    5  else the box is halved: of some stages of a group, or all of a rank, the mean number of blocks in the blend's
+       fractional cut lies farthest from a whole number, and halves have fewer or more. Without blends it is divided by
+       its heaviest group, then by the options of a group. The least bound comes first
 
 A search that knows more of the stages goes on with the boxes of the one before. Their blends still bound them.
 
@@ -33,6 +33,7 @@ from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import (
+    BlockLimit,
     CutNode,
     CutProblem,
     CutProof,
@@ -55,7 +56,7 @@ from autoddl.search.cut_boxes import (
     single_stages,
 )
 from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace, TraceMean
-from autoddl.search.path_tables import Blend, TraceStages
+from autoddl.search.path_tables import Blend, BoxPart, TraceStages
 
 __all__ = ["bound_of_paths", "joined", "least_over_cuts"]
 
@@ -83,6 +84,12 @@ KEPT = 100
 EVEN = 0.05
 """Blocks by which the mean of a stage has to be from a whole number for a box to be halved there; half of it of groups.
 """
+
+OF_RANKS = -1
+"""In place of a group, where the blocks of stages of several groups decide: all of a rank."""
+
+SHARPER = 8
+"""How much farther the mean of a whole rank counts than that of a stage; twice as far counts that of a group."""
 
 FINEST = 1e-11
 """The relative tolerance below which sums of floats cannot be told apart."""
@@ -128,7 +135,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     tree = _Tree(search, group_stages(box, _together(problem.schedule)), late)
     bound = tree.grow(effort, before)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
-    cut, blended = search.best, (path for blend in tree.last.parts[-1:] for path, _ in blend)
+    cut, blended = search.best, (path for blend, _ in tree.last.parts[-1:] for path, _ in blend)
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(dict.fromkeys([*paths[:KEPT], *search.begun(), *blended])), tree.blend,
@@ -236,8 +243,9 @@ class _Node:
         keys        of its children
         children    its parts
         blend       the last blend of it, or of the box around it
-        parts       by blend of it the paths with their weights
+        parts       by blend of it the paths with their weights, and prices at its limits
         mean        the fractional cut of which it says least; none where it was not blended
+        limits      of the blocks of stages of several groups
     """
 
     box: Box
@@ -249,8 +257,9 @@ class _Node:
     keys: list[tuple[int, Key]] = field(default_factory=list)
     children: list["_Node"] = field(default_factory=list)
     blend: PathBound | None = None
-    parts: tuple[Blend, ...] = ()
+    parts: tuple[BoxPart, ...] = ()
     mean: tuple[float, ...] = ()
+    limits: tuple[BlockLimit, ...] = ()
 
     def learn(self, least: Sequence[Array], goal: float, mixtures: Sequence[Mixture]) -> None:
         """Takes over bounds of the options that mixtures prove, and drops options above the goal."""
@@ -261,14 +270,21 @@ class _Node:
         self.box = self.box.keep(low)
         self.least = [one[mask] for one, mask in zip(self.least, low, strict=True)]
 
-    def divide(self, masks: Sequence[Mask], key: tuple[int, Key]) -> None:
-        """Adds a child with these options, unless that is empty."""
+    def divide(self, masks: Sequence[Mask], key: tuple[int, Key], limits: Sequence[BlockLimit] = ()) -> None:
+        """Adds a child with these options, and more limits, unless that is empty."""
         box = self.box.keep(masks)
         if not box.empty:
             least = [one[mask] for one, mask in zip(self.least, masks, strict=True)]
             self.keys.append(key)
             self.children.append(_Node(box, max(self.bound, *(float(one.min()) for one in least)), self.depth + 1,
-                                       least, blend=self.blend, parts=self.parts))
+                                       least, blend=self.blend, parts=self.parts, limits=(*self.limits, *limits)))
+
+    def between(self, stages: Sequence[int]) -> tuple[int, int]:
+        """(least, most) blocks of some whole groups together, by their options and the limits of the box."""
+        of = [own for group, own in zip(self.box.groups, self.box.totals, strict=True) if {*group} <= {*stages}]
+        limits = [one for one in self.limits if {*one.stages} == {*stages}]
+        return (max([sum(int(own.min()) for own in of), *(one.blocks for one in limits if one.sign < 0)]),
+                min([sum(int(own.max()) for own in of), *(one.blocks for one in limits if one.sign > 0)]))
 
 
 class _Tree:
@@ -276,6 +292,8 @@ class _Tree:
 
     def __init__(self, search: CutPlanes, boxes: Box, late: Callable[[], bool]) -> None:
         self.search, self.late = search, late
+        whole = {*boxes.groups}
+        self.ranks = [tuple(one) for one in _together(search.problem.schedule) if tuple(one) not in whole]
         self.root = _Node(boxes, 0.0, 0, [np.zeros(len(own)) for own in boxes.options])
         self.closed, self.weakest = math.inf, tuple[int, ...]()
         self.blend: PathBound | None = None
@@ -307,7 +325,7 @@ class _Tree:
         least, used = self.search.rule_out(node.box)
         node.learn(least, self.search.goal, used)
         if not node.box.empty:
-            self._learn(node, self.search.blend_again(node.box, before.parts))
+            self._learn(node, self.search.blend_again(node.box, before.parts, node.limits))
         if node.box.empty or node.bound >= self.search.goal:
             return []
         found, children = list[_Node](), dict(zip(before.keys, before.children, strict=True))
@@ -324,7 +342,8 @@ class _Tree:
             return []
         stages, (low, high) = key
         most = low - 1 if low else high
-        if g >= len(node.box.groups) or not {*stages} <= {*node.box.groups[g]}:
+        if (stages not in self.ranks) if g == OF_RANKS else (
+                g >= len(node.box.groups) or not {*stages} <= {*node.box.groups[g]}):
             return []
         return [(g, (stages, (0, most))), (g, (stages, (most + 1, node.box.blocks)))]
 
@@ -354,7 +373,7 @@ class _Tree:
             return True
         if count_cuts(node.box) <= FEW:
             node.split = "every"
-            self._finish(node.box)
+            self._finish(node)
             return True
         return False
 
@@ -362,7 +381,7 @@ class _Tree:
         """Drops options by blends of paths, which bound the box, and looks at the cut where the last is least."""
         search = self.search
         mixtures, node.parts, node.mean = search.blend(
-            node.box, node.least, [path for blend in node.parts[-1:] for path, _ in blend])
+            node.box, node.least, [path for blend, _ in node.parts[-1:] for path, _ in blend], node.limits)
         self._learn(node, mixtures)
         if not node.box.empty:
             _, cut = least_cut(node.box, search.mixed(mixtures[-1])[0])
@@ -395,13 +414,14 @@ class _Tree:
                 search.improve(cut, 10)
             mixture, most = search.mix(cuts, mixture)
 
-    def _finish(self, box: Box) -> None:
-        """Evaluates the cuts of a box that are below the goal, the least first, until paths bound the others.
+    def _finish(self, node: _Node) -> None:
+        """Evaluates the cuts of a box within its limits, the least first, until paths bound those below the goal.
 
         Once one is bounded by all that is known of it, the others can't raise the bound: few more are evaluated.
         """
-        search = self.search
-        cuts = enumerate_cuts(box)
+        search, cuts = self.search, enumerate_cuts(node.box)
+        for one in node.limits:
+            cuts = cuts[one.sign * (cuts[:, list(one.stages)].sum(axis=1) - one.blocks) <= 0]
         values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
         values = np.maximum(values, [search.listed.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
         while len(cuts):
@@ -447,26 +467,36 @@ class _Tree:
 
     def _by_mean(self, node: _Node) -> bool:
         """Two children, by the blocks of the stages whose mean in the fractional cut is farthest from a number."""
-        best = (0.0, 0, (0,), 0)
+        best: tuple[float, int, tuple[int, ...], int] = (0.0, 0, (0,), 0)
         for g, (group, own) in enumerate(zip(node.box.groups, node.box.options, strict=True)):
             for k, at in enumerate([(*range(len(group)),), *((i,) for i in range(len(group)) if len(group) > 1)]):
                 sums, mean = own[:, at].sum(axis=1), sum(node.mean[group[i]] for i in at)
                 most = min(max(math.floor(mean), int(sums.min())), int(sums.max()) - 1)
                 far = min(mean - most, most + 1 - mean) * (1 if k else 2)
                 if sums.min() <= most < sums.max() and far > best[0]:
-                    best = far, g, at, most
-        far, g, at, most = best
+                    best = far, g, tuple(group[i] for i in at), most
+        for stages in self.ranks:
+            (least, greatest), mean = node.between(stages), sum(node.mean[s] for s in stages)
+            most = min(max(math.floor(mean), least), greatest - 1)
+            far = SHARPER * min(mean - most, most + 1 - mean)
+            if least <= most and far > best[0]:
+                best = far, OF_RANKS, stages, most
+        far, g, named, most = best
         if far < EVEN:
             return False
-        named = tuple(node.box.groups[g][i] for i in at)
         for low, high in ((0, most), (most + 1, node.box.blocks)):
             self._by_blocks(node, g, (named, (low, high)))
         return True
 
     def _by_blocks(self, node: _Node, g: int, key: Key) -> None:
-        """Adds the child in which some stages of a group have so many blocks together."""
+        """Adds the child in which some stages of a group, or all of a rank, have so many blocks together."""
         assert isinstance(key, tuple)
         stages, (low, high) = key
+        if g == OF_RANKS:
+            node.split = "total"
+            node.divide([np.ones(len(own), dtype=np.bool_) for own in node.box.options], (g, key),
+                        (BlockLimit(stages, 1, high), BlockLimit(stages, -1, low)))
+            return
         sums = node.box.options[g][:, [node.box.groups[g].index(s) for s in stages]].sum(axis=1)
         masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
         masks[g] = (sums >= low) & (sums <= high)
@@ -489,7 +519,7 @@ class _Tree:
 
 def _divided(node: _Node) -> DividedBox:
     """How a box was looked into."""
-    if node.split != "blocks":
+    if node.split not in ("blocks", "total"):
         return DividedBox(node.parts)
     return DividedBox(node.parts, tuple(node.keys), tuple(map(_divided, node.children)))
 

@@ -25,7 +25,11 @@ A *box* is a set of options for every group. A proof of the bound B is a tree of
         load      (g, v): group g has load v, those before it less, those behind it at most v
         options   (g, options): group g has one of these
         blocks    (g, (stages, (low, high))): these stages of group g have so many blocks together
+        total     (-1, (stages, (low, high))): so have these, which are of several groups
     every       at each cut that is left, some path is at least B, or each pipeline of its listed plans is
+
+A part by `total` has the options of its box, and limits. Where stages have at most `high` blocks, price * (their blocks
+- high) is at most 0 for each price >= 0 of a block. So a mixture in such a part may add it, or price * (low - blocks).
 
 The load of an option is the sum of F + B + W of its stages (`stage_load`). So each cut is in the box of its heaviest
 group, the first of these where several are equal.
@@ -38,8 +42,8 @@ from typing import Literal, NamedTuple
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
-__all__ = ["CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "Key", "ListedPlans", "Mixture",
-           "PathBound", "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
+__all__ = ["BlockLimit", "CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "Key", "ListedPlans",
+           "Mixture", "PathBound", "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -167,14 +171,28 @@ class PricedPath:
     prices: Mixture
 
 
-Trail = tuple[str, ...] | Mixture | PricedPath
-"""The names of a path's tasks; a *blend* of paths, whose counts are added before what is known is applied; or a priced
-path."""
+@dataclass(frozen=True, slots=True)
+class BlockLimit:
+    """A limit that holds in a part of a box: some stages have at most so many blocks together, or at least.
 
-Split = Literal["load", "options", "blocks", "every", ""]
+        stages    of a rank
+        sign      1 for at most, -1 for at least
+        blocks    their number
+    """
+
+    stages: tuple[int, ...]
+    sign: int
+    blocks: int
+
+
+Trail = tuple[str, ...] | Mixture | PricedPath | BlockLimit
+"""The names of a path's tasks; a *blend* of paths, whose counts are added before what is known is applied; a priced
+path; or sign * (blocks of the stages - the limit), which is at most 0 where the limit holds."""
+
+Split = Literal["load", "options", "blocks", "total", "every", ""]
 
 Key = float | tuple[tuple[int, ...], ...]
-"""What a part of a box has of a group: its load, its options, or (stages, (least, most blocks of these together))."""
+"""What a part of a box has: a group's load, its options, or (stages, (least, most blocks of these together))."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +201,7 @@ class CutNode:
 
         mixtures    the mixtures that drop options, in order
         split       how the cuts that are left are divided, see above
-        keys        for each child its group, with its load, its options or the blocks of some of its stages
+        keys        for each child its group, or -1, with its load, its options or the blocks of some stages
         children    the boxes
     """
 
@@ -197,7 +215,7 @@ class CutNode:
 class CutProof:
     """A proof that no cut is below a bound.
 
-        paths      the paths, as names of tasks, blends of them, and priced ones
+        paths      the paths, as names of tasks, blends of them, and priced ones; and limits
         singles    mixtures that drop sizes while every stage is a group of its own, in order
         groups     the groups of the tree
         root       the tree
@@ -213,12 +231,12 @@ class CutProof:
 class DividedBox:
     """How a box of cuts was looked into, for another search that knows more.
 
-        parts       by blend of it the paths with their weights
-        keys        as in CutNode, where it was divided by blocks
+        parts       by blend of it the paths with their weights, and the prices of a block at each limit of the box
+        keys        as in CutNode, where it was divided by blocks, of a group or in total
         children    the boxes then
     """
 
-    parts: tuple[tuple[tuple[PathBound, float], ...], ...]
+    parts: tuple[tuple[tuple[tuple[PathBound, float], ...], tuple[float, ...]], ...]
     keys: tuple[tuple[int, Key], ...] = ()
     children: tuple["DividedBox", ...] = ()
 

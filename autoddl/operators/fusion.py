@@ -103,8 +103,11 @@ def chains(graph: Graph, by_hand: bool = False, *, loosely: bool = False) -> Map
 
 @dataclass(frozen=True, slots=True)
 class FusedEnds:
-    """Names the tensors over which stages may fuse ops: those whose maker may be fused with a reader, and those which
-    only ops read that may be fused with it."""
+    """Names the tensors over which stages may fuse ops.
+
+        given    their maker may be fused with a reader
+        taken    every reader may be fused with their maker
+    """
 
     given: frozenset[str]
     taken: frozenset[str]

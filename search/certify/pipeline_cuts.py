@@ -7,13 +7,14 @@ The check shares no code with the search, and redoes its arithmetic from the sec
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
+    limits      a mixture counts one only in boxes inside the part of which it is said
     every       each cut that is left is tried; where the plans of its stages are listed, those pipelines are run that
                 no path rules out
 
 Sums of floats differ by their order: SLACK is granted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import reduce
 from itertools import product
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import check_schedule
 from autoddl.core.pipeline_cuts import (
+    BlockLimit,
     CutNode,
     CutProblem,
     CutProof,
@@ -73,12 +75,13 @@ def check_pipeline_bound(problem: CutProblem, proof: CutProof, bound: float) -> 
 
 
 def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
-    """The counts of all paths: those of a blend are means, those of a priced path are those of its path."""
+    """The counts of all paths: those of a blend are means, those of a priced path are those of its path, limits none.
+    """
     found: list[Counts | None] = [None] * len(paths)
 
     def plain(q: int) -> Counts:
         names = paths[q]
-        assert not isinstance(names, PricedPath) and all(isinstance(name, str) for name in names), f"{q} is no path"
+        assert isinstance(names, tuple) and all(isinstance(name, str) for name in names), f"{q} is no path"
         if found[q] is None:
             stages, sent = walk.count([name for name in names if isinstance(name, str)])
             found[q] = [[float(n) for n in row] for row in stages], [float(n) for n in sent]
@@ -86,8 +89,10 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
 
     def counts(q: int) -> Counts:
         trail = paths[q]
+        if isinstance(trail, BlockLimit):
+            return [[0.0] * 6 for _ in range(walk.schedule.stages)], [0.0] * (walk.schedule.stages - 1)
         if isinstance(trail, PricedPath):
-            assert not isinstance(paths[trail.path], PricedPath), f"{q} prices a path that is priced already"
+            assert isinstance(paths[trail.path], tuple), f"{q} prices what is no path, or is priced already"
             return counts(trail.path)
         parts = [one for one in trail if not isinstance(one, str)]
         return _mean(parts, [plain(k) for k, _ in parts]) if parts else plain(q)
@@ -98,7 +103,7 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
 def _is_blend(paths: Sequence[Trail], trail: Trail) -> bool:
     """Whether a path is a blend, also as it is priced."""
     own = paths[trail.path] if isinstance(trail, PricedPath) else trail
-    return not isinstance(own, PricedPath) and any(not isinstance(one, str) for one in own)
+    return isinstance(own, tuple) and any(not isinstance(one, str) for one in own)
 
 
 def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:
@@ -150,6 +155,11 @@ class _Check:
         for q, path in enumerate(proof.paths):
             if isinstance(path, PricedPath):
                 self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices, q in blends)
+            if isinstance(path, BlockLimit):
+                assert len({*path.stages}) == len(path.stages) and path.sign in (1, -1), f"{path}: a stage counts twice"
+                self.tables[q], self.fixed[q] = 0.0, -float(path.sign * path.blocks)
+                self.tables[q, list(path.stages)] = path.sign * np.arange(1, self.blocks + 1)
+        self.limits = {q: path for q, path in enumerate(proof.paths) if isinstance(path, BlockLimit)}
 
     def _rows(self, s: int, counts: Array, blends: bool = False) -> Array:
         """[path, blocks - 1] seconds of a stage whose terms count so often, [path, term]: the most of all orders.
@@ -192,16 +202,22 @@ class _Check:
             table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
         return table, fixed
 
-    def _mixed(self, mixture: Mixture) -> Terms:
+    def _mixed(self, mixture: Mixture, within: Collection[BlockLimit]) -> Terms:
         assert mixture and all(0 <= weight < np.inf for _, weight in mixture), \
             f"{mixture}: weights are at least 0 and finite"
         weights, numbers = np.array([weight for _, weight in mixture]), [q for q, _ in mixture]
-        weights = weights / max(1.0, weights.sum())
+        limits = np.array([q in self.limits for q in numbers])
+        assert {self.limits[q] for q in numbers if q in self.limits} <= {*within}, f"{mixture}: a limit holds elsewhere"
+        weights = np.where(limits, weights, weights / max(1.0, weights[~limits].sum()))
         return np.tensordot(weights, self.tables[numbers], 1), float(weights @ self.fixed[numbers])
 
-    def drop(self, groups: Sequence[Sequence[int]], options: Options, mixture: Mixture) -> Options:
-        """The options with which a mixture may be below the bound, and those of which it says no number."""
-        table, fixed = self._mixed(mixture)
+    def drop(self, groups: Sequence[Sequence[int]], options: Options, mixture: Mixture,
+             within: Collection[BlockLimit] = ()) -> Options:
+        """The options with which a mixture may be below the bound, and those of which it says no number.
+
+        The limits that hold are `within`.
+        """
+        table, fixed = self._mixed(mixture, within)
         costs = [table[list(group), own - 1].sum(axis=1) for group, own in zip(groups, options, strict=True)]
         steps = [self._by_blocks(own, cost) for own, cost in zip(options, costs, strict=True)]
         before, behind = self._sums(steps), self._sums(steps[::-1])[::-1]
@@ -224,17 +240,19 @@ class _Check:
             found.append(_together(found[-1], step))
         return found
 
-    def prove(self, options: Options, node: CutNode, where: str) -> None:
-        """Asserts that no cut of the box is below the bound."""
+    def prove(self, options: Options, node: CutNode, where: str, within: tuple[BlockLimit, ...] = ()) -> None:
+        """Asserts that no cut of the box within some limits is below the bound."""
         for mixture in node.mixtures:
             if all(map(len, options)):
-                options = self.drop(self.groups, options, mixture)
+                options = self.drop(self.groups, options, mixture, within)
         if not all(map(len, options)):
             return  # a group has no option, so there is no cut
         assert node.split, f"box {where}: cuts are left below {self.bound} seconds"
         if node.split == "every":
             cuts = self._cuts(options, where)
-            most = reduce(np.maximum, (self._at(q, cuts) for q in range(len(self.tables))))
+            for limit in within:
+                cuts = cuts[limit.sign * (cuts[:, list(limit.stages)].sum(axis=1) - limit.blocks) <= 0]
+            most = reduce(np.maximum, (self._at(q, cuts) for q in range(len(self.tables)) if q not in self.limits))
             for one in self.listed:
                 assert len(one.cut) == len(one.plans) == self.schedule.stages, f"cut {one.cut}: it is not of all stages"
                 mine = (cuts == np.array(one.cut)).all(axis=1) & (most < self.bound)
@@ -242,13 +260,26 @@ class _Check:
                     most[mine] = self.bound
             assert (most >= self.bound).all(), f"box {where}: no path of the proof rules out {cuts[most.argmin()]}"
         elif node.split == "load":
-            self._prove_loads(options, node, where)
+            self._prove_loads(options, node, where, within)
         elif node.split == "blocks":
-            self._prove_blocks(options, node, where)
+            self._prove_blocks(options, node, where, within)
+        elif node.split == "total":
+            self._prove_total(options, node, where, within)
         else:
-            self._prove_options(options, node, where)
+            self._prove_options(options, node, where, within)
 
-    def _prove_loads(self, options: Options, node: CutNode, where: str) -> None:
+    def _prove_total(self, options: Options, node: CutNode, where: str, within: tuple[BlockLimit, ...]) -> None:
+        keys = [key for _, key in node.keys if isinstance(key, tuple)]
+        assert len(keys) == len(node.children) and len({stages for stages, _ in keys}) == 1, \
+            f"box {where}: its parts are of other stages, or of none"
+        left = {*range(self.blocks + 1)}
+        for (stages, (low, high)), child in zip(keys, node.children, strict=True):
+            left -= {*range(low, high + 1)}
+            self.prove(options, child, f"{where}, {low} to {high} blocks of stages {stages}",
+                       (*within, BlockLimit(stages, 1, high), BlockLimit(stages, -1, low)))
+        assert not left, f"box {where}: {min(left)} blocks of stages {keys[0][0]} are in none of its parts"
+
+    def _prove_loads(self, options: Options, node: CutNode, where: str, within: tuple[BlockLimit, ...]) -> None:
         seconds = self.terms[:, :, :3].tolist()
         loads = [np.array([stage_load(sum(sum(seconds[s][n - 1]) for s, n in zip(group, option, strict=True)))
                            for option in own.tolist()]) for group, own in zip(self.groups, options, strict=True)]
@@ -258,11 +289,11 @@ class _Check:
                 box = [own[x == v if i == g else x < v if i < g else x <= v]
                        for i, (own, x) in enumerate(zip(options, loads, strict=True))]
                 if (g, v) in children:
-                    self.prove(box, children[g, v], f"{where}, {g}={v:g}")
+                    self.prove(box, children[g, v], f"{where}, {g}={v:g}", within)
                 else:
                     assert not self._left(box)[0][self.blocks], f"box {where}: no child where group {g} has load {v}"
 
-    def _prove_options(self, options: Options, node: CutNode, where: str) -> None:
+    def _prove_options(self, options: Options, node: CutNode, where: str, within: tuple[BlockLimit, ...]) -> None:
         group = node.keys[0][0]
         covered: set[tuple[int, ...]] = set()
         for (g, chosen), child in zip(node.keys, node.children, strict=True):
@@ -271,11 +302,11 @@ class _Check:
             mine = np.array([tuple(option) in chosen for option in options[g].tolist()])
             if mine.any():
                 self.prove([own[mine] if i == g else own for i, own in enumerate(options)], child,
-                           f"{where}, {g}={chosen}")
+                           f"{where}, {g}={chosen}", within)
         assert covered >= set(map(tuple, options[group].tolist())), \
             f"box {where}: options of group {group} have no child"
 
-    def _prove_blocks(self, options: Options, node: CutNode, where: str) -> None:
+    def _prove_blocks(self, options: Options, node: CutNode, where: str, within: tuple[BlockLimit, ...]) -> None:
         left = [np.ones(len(own), dtype=np.bool_) for own in options]
         for (g, key), child in zip(node.keys, node.children, strict=True):
             assert isinstance(key, tuple), f"box {where}: blocks lie between two numbers"
@@ -286,7 +317,7 @@ class _Check:
             left[g] &= ~mine
             if mine.any():
                 self.prove([own[mine] if i == g else own for i, own in enumerate(options)], child,
-                           f"{where}, {low} to {high} blocks of stages {stages}")
+                           f"{where}, {low} to {high} blocks of stages {stages}", within)
         assert len({g for g, _ in node.keys}) == 1, f"box {where}: children of several groups"
         rest = [own[mask] for own, mask in zip(options, left, strict=True)]
         assert not all(map(len, rest)) or not self._left(rest)[0][self.blocks], \

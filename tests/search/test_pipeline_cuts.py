@@ -16,10 +16,10 @@ from sampling import parametrize_or_slow
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_cuts import CutNode, CutProblem, CutSolution, ListedPlans, StageSeconds
+from autoddl.core.pipeline_cuts import BlockLimit, CutNode, CutProblem, CutSolution, ListedPlans, StageSeconds
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
-from autoddl.search import pipeline_cuts
+from autoddl.search import cut_boxes, pipeline_cuts
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
@@ -158,7 +158,7 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
     """Forward and backward may each take less, though not both: of each path by itself the least counts."""
     problem, cut = chain("interleaved:2", 32, 4, 16), (4,) * 8
     less = replace(problem, seconds=problem.seconds * 0.5, whole=problem.seconds[:, :, :3].sum(axis=2))
-    most, blend, _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
+    most, (blend, _), _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
                                 closed_paths(problem.schedule), partial(critical_path, problem.schedule))
     paths = [*(path for path, _ in blend), blended(blend)]
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
@@ -291,6 +291,45 @@ def test_parts_by_blocks_hold_every_cut() -> None:
     found = blended_search(problem, effort=6)
     assert found.proof.root.split == "blocks"
     refuse_fewer_parts(problem, found, "there are cuts in none of its parts")
+
+
+def nodes_of(node: CutNode) -> list[CutNode]:
+    return [node, *(below for child in node.children for below in nodes_of(child))]
+
+
+@parametrize_or_slow("name,ranks,microbatches", [("interleaved:2", 3, 6), ("interleaved:4", 2, 4)],
+                     [("interleaved:3", 2, 8), ("interleaved:2", 2, 4), ("interleaved:3", 3, 6)])
+def test_all_blocks_of_a_rank_are_halved_where_its_stages_are_in_several_groups(
+        name: str, ranks: int, microbatches: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The limits of parts pay in mixtures, so they prove the best of all cuts, and nothing of other parts."""
+    monkeypatch.setattr(pipeline_cuts, "FEW", 1)
+    monkeypatch.setattr(cut_boxes, "MOST_OPTIONS", 1)
+    problem = chain(name, 12, ranks, microbatches)
+    found, best = blended_search(problem, effort=3000), min(seconds_of(problem, cut) for cut in cuts_of(problem))
+    assert all(len(group) == 1 for group in found.proof.groups)
+    assert found.seconds == pytest.approx(best, rel=CLOSE) and best * (1 - 2e-9) < found.bound <= best * (1 + 1e-12)
+    check_pipeline_bound(problem, found.proof, found.bound)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(problem, found.proof, found.bound * 1.01)
+    assert found.proof.root.split == "total" and any(isinstance(one, BlockLimit) for one in found.proof.paths)
+    refuse_fewer_parts(problem, found, "are in none of its parts")
+    limited = next(node for node in nodes_of(found.proof.root) if any(len(one) > 1 for one in node.mixtures))
+    for root in (replace(found.proof.root, mixtures=limited.mixtures), replace(limited, children=(), split="")):
+        with pytest.raises(AssertionError, match="a limit holds elsewhere"):
+            check_pipeline_bound(problem, replace(found.proof, root=root), found.bound)
+
+
+def test_a_search_goes_on_with_all_blocks_of_a_rank_halved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_cuts, "FEW", 1)
+    monkeypatch.setattr(cut_boxes, "MOST_OPTIONS", 1)
+    problem = chain("interleaved:3", 40, 4, 16)
+    first = blended_search(problem, effort=6)
+    again = blended_search(problem, effort=0, before=first.boxes)
+    on = blended_search(problem, effort=20, before=first.boxes)
+    assert first.proof.root.split == again.proof.root.split == "total"
+    assert 0.995 * first.bound <= again.bound <= on.bound
+    for found in (first, again, on):
+        check_pipeline_bound(problem, found.proof, found.bound)
 
 
 def test_cuts_whose_plans_are_listed() -> None:
