@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from math import inf
 
 import pytest
@@ -11,18 +11,20 @@ import zoo
 from every_pipeline import Chain
 
 from autoddl.core.errors import Infeasible
-from autoddl.core.pipeline import flights_of
+from autoddl.core.pipeline import Flight, flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
-from autoddl.core.stages import cut_graph
+from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines import pipeline_candidate
+from autoddl.planner.pipelines import pipeline_candidate, rank_memory
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.cut_problems import _traded
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
-from autoddl.planner.pipelines.rank_memory import fitting_plans, rank_peak, roomier
+from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, rank_peak, roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.task import task_of
 
@@ -127,6 +129,62 @@ def test_plans_that_are_found_roughly_fit_and_spare_searches() -> None:
 
     assert seconds(exact) * (1 - 1e-2) <= seconds(rough) <= 1.1 * seconds(exact)
     assert len(quick._prices._alone) < len(slow._prices._alone)
+
+
+def _eight(budget: float) -> tuple[StageParts, Staged]:
+    """GPT-2 of eight layers in an interleaved pipeline of four ranks with two stages each."""
+    model, sample = zoo.named("gpt2", layers=8, B=8)
+    options = replace(ONE_AXIS, recompute=("search",))
+    task = task_of(model, "examples/clusters/rehearsal-4x1-200.yaml", sample, options, "gpt2", None)
+    part = StageParts(replace(task, budget=budget), 8, 4, 4, places_of(task.variant(4).original, ()),
+                      generate("interleaved:2", 4, 4).placement)
+    return part, part.staged("interleaved:2", (2, 3, 4, 5, 6, 7, 8))
+
+
+def test_a_stage_may_have_what_the_others_of_its_rank_leave() -> None:
+    """Of plans with the least and the most bytes neither uses the rank: one between them does, and is faster."""
+    free, staged = _eight(inf)
+    graphs, flights = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule())
+    stages = [(graphs[s], flights[s]) for s in (0, 4)]
+    most = [free.freely_planned(*stage) for stage in stages]
+    sizes = [plan.predicted.peak_bytes for plan in most]
+    part = _eight(0.9 * sizes[0] + sizes[1])[0]
+    least = next(plan for share in range(1, EVEN) if (plan := _tried(part, share, stages[0])) is not None)
+    fronts = [[most[0], least], [most[1]]]
+    found = rank_memory._filled(part, stages, fronts, [least, most[1]])
+    assert sum(plan.predicted.peak_bytes for plan in found) <= part.task.budget
+    assert most[0].predicted.seconds <= found[0].predicted.seconds < 0.999 * least.predicted.seconds
+    assert found[1] == most[1] and least.predicted.peak_bytes < found[0].predicted.peak_bytes < sizes[0]
+    part.task = replace(part.task, budget=least.predicted.peak_bytes + sizes[1])
+    assert rank_memory._filled(part, stages, fronts, [least, most[1]]) == [least, most[1]], "nothing is left"
+
+
+def _tried(part: StageParts, share: int, stage: tuple[StageGraph, Flight]) -> Plan | None:
+    """The plan of a stage under a share of the budget, if there is one."""
+    try:
+        return part.under(share).planned(*stage)
+    except Infeasible:
+        return None
+
+
+def test_what_the_bytes_that_a_rank_lacks_cost_is_told_of_its_fullest_stage() -> None:
+    free, staged = _eight(inf)
+    graphs, flights, cut = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule()), (2, 3, 4, 5, 6, 7, 8)
+    sizes = [plan.predicted.peak_bytes for plan in map(free.freely_planned, graphs, flights)]
+    ranks = [sizes[s] + sizes[s + 4] for s in range(4)]
+    part = _eight(0.85 * max(ranks))[0]
+    price = price_of_bytes(part, staged, fitting_plans(part, staged, graphs, flights))
+    assert price > 0 and price_of_bytes(free, staged, tuple(map(free.freely_planned, graphs, flights))) == 0
+    lost = lost_seconds(part, cut, flights, price)
+    for s in range(4):
+        assert lost[s] == pytest.approx(price * max(0.0, ranks[s] - part.task.budget)) and lost[s + 4] == 0
+    assert max(lost) > 0 and lost_seconds(free, cut, flights, price) == [0.0] * 8
+
+
+def test_units_are_traded_among_the_stages_of_a_rank() -> None:
+    found = _traded((2, 3, 5), (0, 1, 0, 1))
+    sizes = [tuple(b - a for a, b in pairwise((0, *cut, 8))) for cut in found]
+    assert sizes == [(1, 1, 3, 3), (3, 1, 1, 3), (2, 0, 2, 4), (2, 2, 2, 2)]
 
 
 @pytest.mark.parametrize("left", [0.0, 3e4])

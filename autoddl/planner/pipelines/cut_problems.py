@@ -7,10 +7,11 @@ A stage s of n blocks may begin at several places a. A block is a unit, or a par
 
 That bounds all cuts. Where units differ, as those of an encoder and a decoder do, a cut may take far more. So cuts to
 be solved are found by what is known of their stages where these lie (`PlacedStages`). The first is that of the least
-sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest.
+sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest. Where stages share ranks, it is also
+known how much memory they lack, and about what that costs.
 """
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import comb, inf
@@ -117,8 +118,10 @@ def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> Pr
 class PlacedStages:
     """What stages likely take where they lie: their forward and backward add up to what is known of both."""
 
-    def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight]) -> None:
-        self.part, self.schedule, m = part, schedule, part.each
+    def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight],
+                 lost: Callable[[tuple[int, ...]], Sequence[float]] | None = None) -> None:
+        """`lost` tells, by stage of a cut, the seconds of a step that the budget costs; by default none."""
+        self.part, self.schedule, self.lost, m = part, schedule, lost, part.each
         known = {one: (np.stack(one.floor_passes(), axis=2), one.least(one.repeated) / m, one.wholes(set(flights)))
                  for one in part.every}
         self._seconds, self._totals = list[Array](), list[Array]()
@@ -134,7 +137,9 @@ class PlacedStages:
         ends = list(pairwise((0, *cut, self.part.units)))
         if any(a >= b or self._totals[s][a, b] == inf for s, (a, b) in enumerate(ends)):
             return inf
-        stages = [StageSeconds(*self._seconds[s][at].tolist()) for s, at in enumerate(ends)]
+        lost = self.lost(tuple(cut)) if self.lost else (0.0,) * len(ends)
+        more = [(0.0, seconds / self.part.each, 0.0, 0.0, 0.0, 0.0) for seconds in lost]
+        stages = [StageSeconds(*(self._seconds[s][at] + more[s]).tolist()) for s, at in enumerate(ends)]
         return critical_path(self.schedule, stages, [self.part.transfers_at[b][k - 1] for b, k in enumerate(cut)])[0]
 
     def balanced(self) -> tuple[int, ...] | None:
@@ -175,6 +180,12 @@ def _beside(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
 
 
+def _traded(cut: tuple[int, ...], together: Sequence[int]) -> list[tuple[int, ...]]:
+    """The cuts in which a stage has a unit more and another of the same ranks one less; those between begin beside."""
+    pairs = [(s, t) for s, t in combinations(range(len(together)), 2) if together[s] == together[t]]
+    return [(*cut[:s], *(k + step for k in cut[s:t]), *cut[t:]) for s, t in pairs for step in (-1, 1)]
+
+
 def likely_problem(problem: CutProblem) -> CutProblem:
     """The problem with seconds that a stage may have: its forward and backward add up to what is known of both."""
     weights, total = problem.known[0]
@@ -197,11 +208,12 @@ def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tup
                also: Iterable[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
     """Cuts that were not tried and that may take less than `most` seconds, those first that likely take least.
 
-    Of a chain that has few cuts these are all. Else one stage of `cut` begins a block earlier or later; and there are
-    `also` others.
+    Of a chain that has few cuts these are all. Else one stage of `cut` begins a block earlier or later, or has one more
+    for another on its ranks; and there are `also` others.
     """
     stages, units = placed.schedule.stages, placed.part.units
     every = comb(units - 1, stages - 1) <= FEW
-    near = list(combinations(range(1, units), stages - 1)) if every else [*_beside(cut), *also]
+    near = list(combinations(range(1, units), stages - 1)) if every else [
+        *_beside(cut), *_traded(cut, placed.part.together), *also]
     found = {other: placed.seconds(other) for other in near if other not in tried}
     return sorted((one for one in found if found[one] < most), key=found.__getitem__)[:OTHERS]

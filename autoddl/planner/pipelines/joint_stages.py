@@ -235,9 +235,11 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
         return None  # neither the stage nor its messages are waited for
     ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     counts, found = Counts(own[0], own[1], own[3], own[4], own[5], own[2]), list[_Joint]()
+    used = together_bytes(best.plans, graphs, staged.placement)[staged.placement[s]]
+    room = part.task.budget - (used - best.plans[s].predicted.peak_bytes)
     for stages in filter(None, (part.on(s), following(part, staged, best.plans, graphs, s))):
         with suppress(Infeasible, InputError, OutOfTime):
-            plan = stages.searched_for(graphs[s], flights[s], counts, ports)
+            plan = stages.searched_for(graphs[s], flights[s], counts, ports, room)
             if plan is not None and (plan.decisions, plan.stored) != (best.plans[s].decisions, best.plans[s].stored):
                 plans = (*best.plans[:s], plan, *best.plans[s + 1:])
                 if stored_apart(plans, graphs, staged.placement) is not None:

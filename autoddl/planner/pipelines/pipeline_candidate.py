@@ -13,8 +13,8 @@ and the pipeline is simulated. Then more is known, and the bound rises:
        its stages are listed, where they are few (`listed_plans`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
        then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
-    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together. One such
-       cut is tried on the way for every bound
+    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together. Some
+       such cuts are tried on the way for every bound
 """
 
 from collections.abc import Callable, Sequence
@@ -39,6 +39,8 @@ from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, imp
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
     fitting_plans,
+    lost_seconds,
+    price_of_bytes,
     rank_peak,
     rank_prices,
     roomier,
@@ -62,6 +64,9 @@ ROUGH = 0.02
 
 STALE = 2
 """Cuts whose stages were known already that are solved for one bound."""
+
+CLIMBS = 3
+"""Cuts beside the fastest that are tried for one bound."""
 
 TOGETHER = 3
 """Cuts of a candidate whose stages are chosen together."""
@@ -164,6 +169,7 @@ class CutSearch:
         listed     cuts whose plans were to be listed; None where they are too many, or left to bounds
         tried      cuts that were solved; None where a stage has no plan
         rough      those of them whose plans were found roughly
+        paid       by cut, seconds that a byte costs there
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
         bound      seconds that no cut is below
         proof      of the bound
@@ -190,6 +196,7 @@ class CutSearch:
     listed: dict[tuple[int, ...], ListedPlans | None] = field(default_factory=dict)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: frozenset[tuple[int, ...]] = frozenset()
+    paid: dict[tuple[int, ...], float] = field(default_factory=dict)
     is_tight: bool = False
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
@@ -216,8 +223,22 @@ class CutSearch:
 
     @property
     def _placed(self) -> PlacedStages:
-        """What stages likely take where they lie, under what is known now."""
-        return PlacedStages(self.part, self.schedule, self.flights)
+        """What stages likely take where they lie, under what is known now, with what their bytes cost."""
+        price, lost = self._byte_price, None
+        if price > 0:
+            lost = partial(lost_seconds, self.part, flights=self.flights, price=price)
+        return PlacedStages(self.part, self.schedule, self.flights, lost)
+
+    @property
+    def _byte_price(self) -> float:
+        """The seconds that a byte costs in the fastest pipeline; 0 where no stages share ranks, or none is known."""
+        found = self.found
+        if found is None or not self.part.shares:
+            return 0.0
+        if found.cut not in self.paid:
+            with suppress(OutOfTime):
+                self.paid[found.cut] = price_of_bytes(self.part, self.part.staged(self.name, found.cut), found.plans)
+        return self.paid.get(found.cut, 0.0)
 
     @property
     def late(self) -> Callable[[], bool]:
@@ -365,8 +386,9 @@ class CutSearch:
     def _solve_answer(self, answer: CutSolution) -> None:
         """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried.
 
-        Where there is a plan, one that is likely better is tried too.
+        Where there is a plan, better ones are tried first: blends of a cut take longer, and are of the best then.
         """
+        self._climb()
         asked, stale = [self.part.cut_of(sizes) for sizes in (answer.cut, answer.weakest)], self.stale
         first = self._placed.near(asked[0], answer.seconds)
         for cut in dict.fromkeys((first, *asked)):
@@ -374,10 +396,22 @@ class CutSearch:
                 self._solve(cut, cut == first)
             if cut not in asked:
                 self.stale = stale
-        for cut in self._others[:1] if self.found else ():
-            with suppress(OutOfTime):
-                at = self._roomier(cut)
-                self._try(cut if at is None else at, roughly=at is None)
+
+    def _climb(self) -> None:
+        """Tries the cut beside the fastest that is likely best, again where it is faster, while there is time."""
+        for _ in range(CLIMBS if self.found and self.rounds else 0):
+            before = self.seconds
+            for cut in self._others[:1]:
+                with suppress(OutOfTime):
+                    at = self._roomier(cut)
+                    self._try(cut if at is None else at, roughly=at is None and self._is_rough)
+            if self.seconds == before or self.late():
+                break
+
+    @property
+    def _is_rough(self) -> bool:
+        """Whether the fastest pipeline was found roughly."""
+        return self.found is not None and self.found.cut in self.rough
 
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
@@ -484,7 +518,8 @@ class CutSearch:
         """Cuts beside the best, and those met, that are likely better; the likely best first."""
         beside = self.found.cut if self.found else self.part.cut_of(self.answer.cut) if self.answer else ()
         met = [self.part.cut_of(sizes) for sizes in self.answer.evaluations] if self.answer else []
-        return other_cuts(self._placed, self.tried, beside, self.seconds, met)
+        done = {cut for cut in self.tried if self._is_rough or cut not in self.rough}
+        return other_cuts(self._placed, done, beside, self.seconds, met)
 
     def find_better(self) -> None:
         """Solves cuts beside the best, again where one is better, while there is time."""

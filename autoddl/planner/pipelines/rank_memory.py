@@ -1,7 +1,9 @@
 """Plans the stages of a rank together, so that they fit its memory.
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
-way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. The first plans of a
+way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. Prices find corners of
+fronts, so bytes may be left. Then a stage that is slower than need be is searched with all that the others leave. The
+first plans of a
 cut are made roughly. Then the prices between which the fullest rank fits serve all ranks. What was found of stages with
 more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
 `rank_prices` finds what stages take at least, counted as on the path on which a rank is most busy.
@@ -12,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from heapq import heappop, heappush
 from itertools import pairwise
-from math import inf, log
+from math import floor, inf, log
 from typing import NamedTuple
 
 from autoddl.core.errors import Infeasible, InputError
@@ -21,13 +23,15 @@ from autoddl.core.pipeline_cuts import PathBound
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, check_parameters, cut_graph
 from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage_weights
-from autoddl.planner.pipelines.shared_budget import least_together, moved, shares_of
+from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
+from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 
-__all__ = ["fitting_plans", "rank_peak", "rank_prices", "roomier", "roomier_cuts", "unit_prices"]
+__all__ = ["fitting_plans", "lost_seconds", "price_of_bytes", "rank_peak", "rank_prices", "roomier", "roomier_cuts",
+           "unit_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -59,6 +63,9 @@ HOPELESS = 3.0
 MOVES = 6
 """Blocks that are moved at most, to find a cut whose stages fit without a budget."""
 
+FINER = 8
+"""Parts of a share of the budget in which what other stages leave is told."""
+
 DIVISIONS = 3
 """Divisions of a rank's budget among its stages that are tried for a cut."""
 
@@ -81,6 +88,35 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
             plans[s] = plan
     made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
     return tuple(replace(plan, budget=part.task.budget) for plan in made)
+
+
+def price_of_bytes(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
+    """Seconds of the stages that a byte costs, in the mean, by which those of a rank do not fit it freely."""
+    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    free = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
+    over = {group: sum(free[s].predicted.peak_bytes for s in group) - part.task.budget for group in groups_of(staged)}
+    full = [group for group in over if over[group] > 0]
+    lost = sum(plans[s].predicted.seconds - free[s].predicted.seconds for group in full for s in group)
+    return max(0.0, lost) / sum(over[group] for group in full) if full else 0.0
+
+
+def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Flight], price: float) -> list[float]:
+    """By stage, seconds of a step that bytes cost about, by which those of its rank do not fit it freely.
+
+    They are of the stage of a rank with most in flight. A byte costs its `price`. None are told where a stage has no
+    plan, or the time is over.
+    """
+    ends, found = list(pairwise((0, *cut, part.units))), [0.0] * len(flights)
+    try:
+        sizes = [part.on(s).freely_planned(part.on(s).alone(*at)[0], flight).predicted.peak_bytes
+                 for s, (at, flight) in enumerate(zip(ends, flights, strict=True))]
+    except (Infeasible, InputError, OutOfTime):
+        return found
+    for place in set(part.together):
+        mine = [s for s, at in enumerate(part.together) if at == place]
+        most = max(mine, key=lambda s: flights[s])
+        found[most] = price * max(0.0, sum(sizes[s] for s in mine) - part.task.budget)
+    return found
 
 
 def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
@@ -248,7 +284,7 @@ def _sharing(part: StageParts, stages: Stages, prices: tuple[float, ...] | None 
                          "more stages or microbatches, or 1f1b")
     if found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound):
         found = _shared(part, stages, fronts, priced.sizes or sizes)
-    return found, prices if prices is None else priced.around
+    return (_filled(part, stages, fronts, found), None) if prices is None else (found, priced.around)
 
 
 class _Priced(NamedTuple):
@@ -304,6 +340,20 @@ def _merged(fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | Non
 
 def _seconds(plans: Sequence[Plan]) -> float:
     return sum(plan.predicted.seconds for plan in plans)
+
+
+def _filled(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], found: Sequence[Plan]) -> list[Plan]:
+    """The plans, where each stage may have what the others leave of the budget; first the one that may gain most."""
+    budget, best = part.task.budget, [*found]
+    lost = [plan.predicted.seconds - front[0].predicted.seconds for plan, front in zip(found, fronts, strict=True)]
+    for i in sorted(range(len(stages)), key=lost.__getitem__, reverse=True):
+        others = sum(plan.predicted.peak_bytes for k, plan in enumerate(best) if k != i)
+        share = floor((budget - others) / budget * EVEN * FINER) / FINER
+        if lost[i] > part.task.options.tolerance * _seconds(best) and share > 0:
+            with suppress(Infeasible, InputError):
+                fronts[i].append(part.under(share).planned(*stages[i]))
+                best = _merged(fronts, budget) or best
+    return best
 
 
 def _shared(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], sizes: Sequence[float]) -> list[Plan]:

@@ -160,11 +160,13 @@ class SolvedStages(StageUnits):
         solved = self.solve(graph, self._key(graph), flight)
         return solved.found.solution.price if solved.binds and solved.found is not None else 0.0
 
-    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports | None) -> Plan | None:
+    def searched_for(self, graph: StageGraph, flight: Flight, counts: Counts, ports: Ports | None,
+                     room: float | None = None) -> Plan | None:
         """The plan of a stage whose seconds count otherwise, on meshes known to be good; None if too full.
 
-        Its bound stays that of the stage alone. Raises why there is none.
+        It fits `room` bytes, by default the budget. Its bound stays that of the stage alone. Raises why there is none.
         """
+        room = self.task.budget if room is None else room
         solved = self._alone_solved(graph, self._key(graph), flight)
         if solved.found is None:
             assert solved.problem is not None
@@ -172,10 +174,10 @@ class SolvedStages(StageUnits):
         every = [one.found for one in self._solved.values()] + [found for _, found in self._free.values()]
         within = tuple({str(one.candidate.mesh): one.candidate for one in every if one is not None}.values())
         tasks = [replace(self.task, counts=counts, ports=ports, budget=budget, copies=self.copies)
-                 for budget in (inf, self.task.budget)]
+                 for budget in (inf, room)]
         for task in tasks:
             made = self.search(task, graph, flight, within)
-            plan = self._planned_alone(solved, graph, made, flight)
+            plan = self._planned_alone(solved, graph, made, flight, room)
             if plan is not None:
                 break
         return plan
@@ -199,11 +201,12 @@ class SolvedStages(StageUnits):
     def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
         return Asking(graph, self.cluster, self.each, flight, self.within)
 
-    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight) -> Plan | None:
-        """The plan of a stage of what was made under other counts; None where it does not fit the budget."""
+    def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight, room: float
+                       ) -> Plan | None:
+        """The plan of a stage of what was made under other counts; None where it does not fit these bytes."""
         assert solved.found is not None
         plan = self._plan_alone(solved, graph, made.candidate, made.solution, flight)
-        return plan if plan.predicted.peak_bytes <= self.task.budget else None
+        return plan if plan.predicted.peak_bytes <= room else None
 
     def plan_of_choice(self, graph: StageGraph, flight: Flight, candidate: Candidate, choice: tuple[int, ...]) -> Plan:
         """The plan of a stage with a choice of a candidate. Raises why a stage so has no plan."""

@@ -94,7 +94,7 @@ class StageParts(SolvedStages):
     _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
-    _under: dict[int, "StageParts"] = field(default_factory=dict)
+    _under: dict[float, "StageParts"] = field(default_factory=dict)
     _pinned: dict[tuple[str, ...], "StageParts"] = field(default_factory=dict)
     _sized: dict[int, "StageParts"] = field(default_factory=dict)
 
@@ -119,7 +119,7 @@ class StageParts(SolvedStages):
                                          _under={}, _pinned={})
         return found
 
-    def under(self, share: int) -> "StageParts":
+    def under(self, share: float) -> "StageParts":
         """Stages like these under some of the `EVEN` shares of the budget, with what is known without a budget."""
         if share not in self._under:
             task = replace(self.task, budget=self.task.budget * share / EVEN)
@@ -326,7 +326,7 @@ class StageParts(SolvedStages):
                 made = self.search(task, graph, flight, (made.candidate,))
         except Infeasible:
             return None
-        return self._planned_alone(solved, stage, made, flight)
+        return self._planned_alone(solved, stage, made, flight, self.task.budget)
 
     def _sends_more(self, a: int, b: int, stage: StageGraph) -> bool:
         """Whether a stage of a pipeline sends to several others what it sends once where these are one stage.
