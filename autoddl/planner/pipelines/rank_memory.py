@@ -343,14 +343,17 @@ def _seconds(plans: Sequence[Plan]) -> float:
 
 
 def _filled(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], found: Sequence[Plan]) -> list[Plan]:
-    """The plans, where each stage may have what the others leave of the budget; first the one that may gain most."""
+    """The plans, where each stage may have what the others leave of the budget; first the one that may gain most.
+
+    Where the time is over they are those of before.
+    """
     budget, best = part.task.budget, [*found]
     lost = [plan.predicted.seconds - front[0].predicted.seconds for plan, front in zip(found, fronts, strict=True)]
     for i in sorted(range(len(stages)), key=lost.__getitem__, reverse=True):
         others = sum(plan.predicted.peak_bytes for k, plan in enumerate(best) if k != i)
         share = floor((budget - others) / budget * EVEN * FINER) / FINER
         if lost[i] > part.task.options.tolerance * _seconds(best) and share > 0:
-            with suppress(Infeasible, InputError):
+            with suppress(Infeasible, InputError, OutOfTime):
                 fronts[i].append(part.under(share).planned(*stages[i]))
                 best = _merged(fronts, budget) or best
     return best
