@@ -27,7 +27,8 @@ The depth of an op depends on what is before it. So a stage of a pipeline may fu
 the other way round. What stages may fuse at most, whichever they are, is what is fused *loosely*:
 
     fused loosely    two ops that fuse, one of which reads what the other made, with no path between them over an op
-                     that does not fuse: such a path is in every stage that has both, and makes them of unequal depth
+                     that does not fuse: such a path is in every stage that has both, and makes them of unequal depth.
+                     Where the first depends on no parameter, stages compute it again, and paths do not tell
 
 A graph whose ops of sending and receiving say what they are fused with (`with_fused_ends`) is a part of such stages.
 """
@@ -139,7 +140,7 @@ def _fused(graph: Graph, by_hand: bool, loosely: bool
            ) -> tuple[dict[int, int], dict[int, list[int]], Callable[[int, int], bool]]:
     """(the makers and readers of tensors, whether an op is fused with one before it which made what it reads)."""
     makers, readers = _ends(graph)
-    apart = _apart(graph, makers) if by_hand else frozenset[str]()
+    apart = _apart(graph, makers, loosely) if by_hand else frozenset[str]()
     fuses = [bool(op.arg(FUSES)) if _is_end(op) else _fuses(op) and op.name not in apart for op in graph.ops]
     behind = _behind(graph, makers, fuses) if loosely else []
     depth = [] if loosely else _depths(graph, makers, fuses)
@@ -164,9 +165,14 @@ def _fuses(op: Op) -> bool:
             and family.footprint != "attention" and name not in VIEWS | LIBRARY and "free" not in family.flags)
 
 
-def _apart(graph: Graph, makers: Mapping[int, int]) -> frozenset[str]:
-    """Names of the softmaxes and of the dropouts of their results, which kernels by hand keep apart."""
+def _apart(graph: Graph, makers: Mapping[int, int], loosely: bool) -> frozenset[str]:
+    """Names of the softmaxes and of the dropouts of their results, which kernels by hand keep apart.
+
+    A stage that begins at such a dropout does not know of what it is one, so `loosely` it is not kept apart.
+    """
     softmax = {i for i, op in enumerate(graph.ops) if "softmax" in base(op)}
+    if loosely:
+        return frozenset(graph.ops[i].name for i in softmax)
     dropped = {i for i, op in enumerate(graph.ops) if base(op) == "autoddl.dropout" and any(
         makers.get(t) in softmax for t in op.inputs)}
     return frozenset(graph.ops[i].name for i in softmax | dropped)
@@ -195,13 +201,17 @@ def _origins(graph: Graph) -> dict[int, int]:
 
 
 def _behind(graph: Graph, makers: Mapping[int, int], fuses: Sequence[bool]) -> list[int]:
-    """By op, as bits, the ops before it from which a path leads to it over two neighbours that do not both fuse."""
-    before, apart = list[int](), list[int]()
+    """By op, as bits, the ops before it from which a path leads to it over two neighbours that do not both fuse.
+
+    Of ops that depend on no parameter it has none: a stage computes these again, and may receive what lies between.
+    """
+    before, apart, dependent = list[int](), list[int](), graph.dependent()
+    own = [0 if dependent.isdisjoint(op.outputs) else 1 << j for j, op in enumerate(graph.ops)]
     for i, op in enumerate(graph.ops):
         read = op.inputs[:1] if op.target == SEND else op.inputs
         sources = {makers[t] for t in read if t in makers}
-        before.append(reduce(or_, (before[j] | 1 << j for j in sources), 0))
-        apart.append(reduce(or_, (apart[j] if fuses[i] and fuses[j] else before[j] | 1 << j for j in sources), 0))
+        before.append(reduce(or_, (before[j] | own[j] for j in sources), 0))
+        apart.append(reduce(or_, (apart[j] if fuses[i] and fuses[j] else before[j] | own[j] for j in sources), 0))
     return apart
 
 

@@ -42,16 +42,19 @@ def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], w
                ends: Sequence[int], *, loosely: bool = False) -> list[tuple[float, float, float]]:
     """`floor_passes` of the ops before each of some positions, which rise.
 
-    Fused ops take nothing, nor do those that some stage may fuse where they are fused `loosely`.
+    Fused ops take nothing. `loosely` is for stages: ops that some stage may fuse take nothing then. Nor do those that
+    depend on no parameter, which other stages compute.
     """
+    dependent = graph.dependent() if loosely else frozenset[int]()
     fused = chains(graph, cluster.device.by_hand, loosely=loosely) if cluster.device.compiled else {}
     narrow = narrow_products(graph) if cluster.device.narrow else {}
     sums, known = [(0.0, 0.0, 0.0)], dict[Hashable, tuple[float, float, float]]()
     for op in graph.ops:
         dtype = cluster.device.narrow if op.name in narrow else computed_dtype(graph, op)
-        key = _likeness(graph, op, differentiable, weights), op.name in fused, dtype
+        key = (_likeness(graph, op, differentiable, weights), op.name in fused, dtype,
+               loosely and dependent.isdisjoint(op.outputs))
         if key not in known:
-            alone = op.name not in fused
+            alone = op.name not in fused and not (loosely and dependent.isdisjoint(op.outputs))
             known[key] = _op_floor(graph, op, cluster, dtype, differentiable, weights) if alone else (0.0, 0.0, 0.0)
         sums.append((sums[-1][0] + known[key][0], sums[-1][1] + known[key][1], sums[-1][2] + known[key][2]))
     return [sums[end] for end in ends]

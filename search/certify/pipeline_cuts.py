@@ -156,7 +156,8 @@ class _Check:
             if isinstance(path, PricedPath):
                 self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices, q in blends)
             if isinstance(path, BlockLimit):
-                assert len({*path.stages}) == len(path.stages) and path.sign in (1, -1), f"{path}: a stage counts twice"
+                self._check_stages(path.stages, str(path))
+                assert path.sign in (1, -1), f"{path}: its sign is 1 or -1"
                 self.tables[q], self.fixed[q] = 0.0, -float(path.sign * path.blocks)
                 self.tables[q, list(path.stages)] = path.sign * np.arange(1, self.blocks + 1)
         self.limits = {q: path for q, path in enumerate(proof.paths) if isinstance(path, BlockLimit)}
@@ -201,6 +202,10 @@ class _Check:
         for s in {s for k, _ in prices for s in problem.priced[k].stages}:
             table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
         return table, fixed
+
+    def _check_stages(self, stages: Sequence[int], where: str) -> None:
+        assert {*stages} <= {*range(len(self.terms))} and len({*stages}) == len(stages), \
+            f"{where}: {stages} are not stages, each once"
 
     def _mixed(self, mixture: Mixture, within: Collection[BlockLimit]) -> Terms:
         assert mixture and all(0 <= weight < np.inf for _, weight in mixture), \
@@ -272,6 +277,7 @@ class _Check:
         keys = [key for _, key in node.keys if isinstance(key, tuple)]
         assert len(keys) == len(node.children) and len({stages for stages, _ in keys}) == 1, \
             f"box {where}: its parts are of other stages, or of none"
+        self._check_stages(keys[0][0], f"box {where}")
         left = {*range(self.blocks + 1)}
         for (stages, (low, high)), child in zip(keys, node.children, strict=True):
             left -= {*range(low, high + 1)}

@@ -1,6 +1,8 @@
 """Elementwise ops in a row as the one kernel that a compiler makes of them: by hand, in plans, and in their files."""
 
 import json
+from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -12,12 +14,13 @@ from torch import Tensor, nn
 
 from autoddl.api import plan
 from autoddl.capture.capture import capture
-from autoddl.core.errors import Infeasible
-from autoddl.core.hubs import add_hubs
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.plan import load_plan
+from autoddl.core.stages import crossing, cut_graph
 from autoddl.cost_models import elementwise_seconds, load_cluster, parse_cluster
-from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains
+from autoddl.operators.fusion import ALONE, Chained, as_compiled, chains, fused_ends, with_fused_ends
 from autoddl.planner.question import problem_on, question_of, rebuild
 from autoddl.pricing.floors import floor_seconds
 from autoddl.pricing.kernel_prices import pass_seconds
@@ -61,6 +64,55 @@ def test_a_chain_moves_its_ends_and_launches_once() -> None:
     assert sum(ones["compiled"]) == pytest.approx(elementwise_seconds(device, 3 * SIZE))  # y, x, and the product
     assert ones["compiled"][1] == 0.0
     assert floor_seconds(graph, as_compiled(place)) < floor_seconds(graph, place)
+
+
+class Gated(nn.Module):
+    """A softmax and its dropout, which a gate reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gated = self.dropout(torch.softmax(x @ self.weight, -1)) * torch.tanh(self.weight.sum())
+        return (torch.relu(gated @ self.weight) + x).sum()
+
+
+class Again(nn.Module):
+    """Ops that depend on no parameter, which every stage computes again, are read by the first product and behind it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        again = torch.exp(x @ x.T @ x)
+        return (torch.relu(again @ self.weight + again) @ self.weight).sum()
+
+
+@pytest.mark.parametrize("model", [Row, Gated, Again])
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_no_stage_fuses_more_than_its_units_do_loosely(model: type[nn.Module], by_hand: bool) -> None:
+    """Of every stage, and of every unit of one op in it; nor does any fuse an op that the whole leaves alone."""
+    graph = capture(model().train(), (torch.zeros(ROWS, WIDTH),)).graph
+    count, ends, fused = len(needed_ops(graph)), fused_ends(graph, by_hand), 0
+    loosely = chains(graph, by_hand, loosely=True)
+    parts, sent = {}, crossing(graph)
+    computed = {op.name for op in graph.ops if not graph.dependent().isdisjoint(op.outputs)}
+    for a, b in combinations([k for k in range(count + 1) if k in (0, count) or sent[k - 1]], 2):
+        with suppress(InputError):
+            parts[a, b] = cut_graph(graph, [k for k in (a, b) if 0 < k < count])[bool(a)].graph
+    units = {a: chains(add_hubs(with_fused_ends(one, ends)), by_hand) for (a, b), one in parts.items() if b == a + 1}
+    for (a, b), one in parts.items():
+        exact = chains(add_hubs(one), by_hand)
+        assert {*exact} & computed <= {*loosely}
+        for unit in (units[k] for k in range(a, b) if k in units):
+            for name in exact.keys() & unit.keys():
+                assert unit[name].inside >= exact[name].inside and unit[name].joins >= exact[name].joins
+        fused += len(exact)
+    assert fused
 
 
 @parametrize_or_slow("name", ["llama-1"], ["llama", "mixture"])

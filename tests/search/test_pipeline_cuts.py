@@ -319,6 +319,15 @@ def test_all_blocks_of_a_rank_are_halved_where_its_stages_are_in_several_groups(
             check_pipeline_bound(problem, replace(found.proof, root=root), found.bound)
 
 
+@pytest.mark.parametrize("stages", [(0,) * 13, (0, -4) * 7, (9,)])
+def test_parts_in_total_are_of_stages_each_once(stages: tuple[int, ...]) -> None:
+    """Else they could leave out every cut."""
+    problem = chain("1f1b", 12, 4, 8)
+    parts = CutNode((), "total", ((-1, (stages, (0, 12))),), (CutNode((), "every"),))
+    with pytest.raises(AssertionError, match="are not stages, each once"):
+        check_pipeline_bound(problem, replace(solve(problem).proof, singles=(), root=parts), 1e4)
+
+
 def test_a_search_goes_on_with_all_blocks_of_a_rank_halved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline_cuts, "FEW", 1)
     monkeypatch.setattr(cut_boxes, "MOST_OPTIONS", 1)

@@ -236,7 +236,7 @@ class CutSearch:
         if found is None or not self.part.shares:
             return 0.0
         if found.cut not in self.paid:
-            with suppress(OutOfTime):
+            with suppress(OutOfTime, Infeasible, InputError):
                 self.paid[found.cut] = price_of_bytes(self.part, self.part.staged(self.name, found.cut), found.plans)
         return self.paid.get(found.cut, 0.0)
 

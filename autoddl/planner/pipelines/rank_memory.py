@@ -284,6 +284,9 @@ def _sharing(part: StageParts, stages: Stages, prices: tuple[float, ...] | None 
                          "more stages or microbatches, or 1f1b")
     if found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound):
         found = _shared(part, stages, fronts, priced.sizes or sizes)
+    if not found:
+        raise Infeasible(sum(sizes), budget, "no plans were found with which the stages of a rank fit it together: cut "
+                         "elsewhere, take more stages or microbatches, or 1f1b")
     return (_filled(part, stages, fronts, found), None) if prices is None else (found, priced.around)
 
 
@@ -371,7 +374,7 @@ def _shared(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], size
         try:
             for front, place, stage in zip(fronts, places, stages, strict=True):
                 front.append(place.planned(*stage))
-        except (Infeasible, InputError):
+        except (Infeasible, InputError, OutOfTime):
             if not found:
                 raise
             break

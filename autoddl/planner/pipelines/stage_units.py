@@ -505,8 +505,18 @@ def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: S
                ) -> Any:
     """A name of the ops [first, end): each with its arguments, tensors, and where it reads from."""
     made = {t: (i - first, n) for i, op in enumerate(ops[first:end], start=first) for n, t in enumerate(op.outputs)}
-    given = {t: k for k, t in enumerate(before)}
+    given, producers = {t: k for k, t in enumerate(before)}, graph.producers()
     leaves: dict[int, int] = {}
+    again: dict[int, int] = {}
+
+    def computed(t: int) -> int:
+        """A name of what computes a tensor again that depends on no parameter; 0 of one that no op makes."""
+        if t not in again:
+            op = graph.ops[producers[t]] if t in producers else None
+            again[t] = 0 if op is None else hash((op.target, op.slots, op.outputs.index(t), tuple(
+                [pair for pair in op.args if pair[0] != "key"]), tuple(
+                [(graph.tensors[x].shape, graph.tensors[x].dtype, computed(x)) for x in op.inputs])))
+        return again[t]
 
     def source(t: int) -> Any:
         tensor = graph.tensors[t]
@@ -515,7 +525,7 @@ def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: S
             return (*about, made[t])
         if t in given:
             return (*about, "given", given[t])
-        return (*about, tensor.kind is Kind.PARAMETER, leaves.setdefault(t, len(leaves)))
+        return (*about, tensor.kind is Kind.PARAMETER, computed(t), leaves.setdefault(t, len(leaves)))
 
     rows = tuple((op.target, op.slots, tuple(pair for pair in op.args if pair[0] != "key"),
                   tuple(map(source, op.inputs)), tuple(map(source, op.outputs))) for op in ops[first:end])
