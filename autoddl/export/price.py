@@ -26,10 +26,10 @@ from autoddl.planner.candidates import Candidate, under_policies
 from autoddl.planner.meshes import check_mesh
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import region_of
-from autoddl.planner.pipelines.pipeline_candidate import try_cut
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
+from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.question import Question, question_of, task_of_question
 from autoddl.planner.task import PlanTask
 

@@ -51,11 +51,10 @@ def floor_sums(graph: Graph, cluster: Cluster, differentiable: frozenset[int], w
     sums, known = [(0.0, 0.0, 0.0)], dict[Hashable, tuple[float, float, float]]()
     for op in graph.ops:
         dtype = cluster.device.narrow if op.name in narrow else computed_dtype(graph, op)
-        key = (_likeness(graph, op, differentiable, weights), op.name in fused, dtype,
-               loosely and dependent.isdisjoint(op.outputs))
+        is_free = op.name in fused or (loosely and dependent.isdisjoint(op.outputs))
+        key = _likeness(graph, op, differentiable, weights), is_free, dtype
         if key not in known:
-            alone = op.name not in fused and not (loosely and dependent.isdisjoint(op.outputs))
-            known[key] = _op_floor(graph, op, cluster, dtype, differentiable, weights) if alone else (0.0, 0.0, 0.0)
+            known[key] = (0.0, 0.0, 0.0) if is_free else _op_floor(graph, op, cluster, dtype, differentiable, weights)
         sums.append((sums[-1][0] + known[key][0], sums[-1][1] + known[key][1], sums[-1][2] + known[key][2]))
     return [sums[end] for end in ends]
 

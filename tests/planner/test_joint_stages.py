@@ -22,9 +22,10 @@ from autoddl.core.plan import Plan
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.pipeline_candidate import CutSearch, try_cut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 

@@ -34,12 +34,13 @@ from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.candidate_runs import Clock, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
-from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
 from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
+from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.process_pool import SharedLeast, beside
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.floors import floor_passes, state_bytes

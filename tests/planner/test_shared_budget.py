@@ -19,13 +19,14 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import pipeline_candidate, rank_memory
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _traded
-from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, rank_peak, roomier
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
+from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.task import task_of
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"

@@ -14,19 +14,19 @@ from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
 from autoddl.core.errors import Infeasible
-from autoddl.core.hubs import add_hubs
+from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
 from autoddl.cost_models import load_cluster
 from autoddl.operators.fusion import as_compiled
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _by_stage
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
-from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_seconds import stage_seconds
@@ -381,6 +381,30 @@ def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -
     assert known.planned(known._cut(2, 3), ONE).recompute == (names[1],)
     assert known.planned(known._cut(1, 2), ONE).recompute == (names[0],)
     assert known.planned(known._cut(3, 4), ONE).recompute == ()
+
+
+class Masked(nn.Module):
+    """Three equal layers, of which the last adds another number that no parameter makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        near, far = torch.softmax(x @ x.T, -1) @ x, torch.softmax(x @ x.T, -2) @ x
+        for k, layer in enumerate(self.layers):
+            x = torch.relu(layer(x)) + (far if k == 2 else near)
+        return x.sum()
+
+
+def test_units_that_compute_other_things_again_are_not_alike() -> None:
+    """All of a softmax but its dim is equal: -1 and -2, of which Python has one hash."""
+    task = task_of(Masked(), TWO_BY_TWO, torch.randn(16, 16), PlanOptions(microbatches=(1,), max_axes=1, workers=1),
+                   "masked", None)
+    graph = task.variant(1).original
+    places = tuple(i + 1 for i, op in enumerate(needed_ops(graph)) if "add" in op.target)[:-1]
+    parts = StageParts(task, 2, 2, 1, places, ONE_PIPE)
+    assert len(parts._kinds) == 4 and parts._kinds[1] != parts._kinds[2]
 
 
 def test_a_chain_of_unlike_units_is_measured_in_blocks_of_equal_work() -> None:

@@ -20,12 +20,13 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import cut_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice
-from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut, try_cut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import stage_times, staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
+from autoddl.planner.pipelines.tried_cuts import TriedCut, try_cut
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_lanes import stored_apart
 

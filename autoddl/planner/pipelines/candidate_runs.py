@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from autoddl.core.errors import InputError, MachineError
 from autoddl.core.pipeline_cuts import CutProblem, CutProof
 from autoddl.core.processes import forks
-from autoddl.planner.pipelines.pipeline_candidate import CutSearch, TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import CutSearch
+from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.process_pool import Answer, SharedLeast, beside, processor_seconds
 from autoddl.search.limits import Late
 

@@ -30,15 +30,12 @@ from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, ListedPlans, PathBound
 from autoddl.core.pipeline_proofs import TIME_OVER, proof_to_json
 from autoddl.core.pipeline_schedules import schedule_title
-from autoddl.core.plan import Plan
-from autoddl.core.stages import cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
-    fitting_plans,
     lost_seconds,
     price_of_bytes,
     rank_peak,
@@ -50,11 +47,11 @@ from autoddl.planner.pipelines.rank_memory import (
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
-from autoddl.planner.pipelines.staged_steps import simulated, stage_times
+from autoddl.planner.pipelines.tried_cuts import TriedCut, simulated_cut, try_cut
 from autoddl.search.path_tables import Blend
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
-__all__ = ["Alternative", "CutSearch", "TriedCut", "try_cut"]
+__all__ = ["Alternative", "CutSearch"]
 
 ROUNDS = 24
 """Cuts of a candidate that are solved at most."""
@@ -123,34 +120,6 @@ class Alternative:
         found = {name: getattr(self, name) for name in self.__slots__ if name != "sizes" or self.sizes}
         return found | {"bound": None if self.bound == inf else self.bound,
                         "proof": None if self.proof is None else proof_to_json(*self.proof)}
-
-
-@dataclass(frozen=True, slots=True)
-class TriedCut:
-    """A cut that was solved: the plans of its stages, and the seconds of the pipeline.
-
-    Stages that share ranks are planned again under a part of the budget, where they do not fit together.
-    """
-
-    cut: tuple[int, ...]
-    plans: tuple[Plan, ...]
-    seconds: float
-
-
-def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = False) -> TriedCut:
-    """Solves the stages of a cut, or finds some plans `roughly`, and simulates the pipeline.
-
-    Raises why a stage has no plan.
-    """
-    staged = part.staged(name, cut)
-    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule()), roughly)
-    return _simulated(part, staged, cut, plans)
-
-
-def _simulated(part: StageParts, staged: Staged, cut: tuple[int, ...], plans: tuple[Plan, ...]) -> TriedCut:
-    """The pipeline of these plans of its stages."""
-    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
-    return TriedCut(cut, plans, simulated(staged.schedule(), seconds, between).makespan)
 
 
 @dataclass(eq=False)
@@ -442,7 +411,8 @@ class CutSearch:
         found = list_plans(self.part, self.part.staged(self.name, cut), self.paths)
         self.listed[cut] = found and found[0]
         if found is not None and found[1]:
-            before, made = self.tried.get(cut), _simulated(self.part, self.part.staged(self.name, cut), cut, found[1])
+            before = self.tried.get(cut)
+            made = simulated_cut(self.part, self.part.staged(self.name, cut), cut, found[1])
             self.tried[cut] = made if before is None or made.seconds < before.seconds else before
         return found is not None
 

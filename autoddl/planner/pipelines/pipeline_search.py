@@ -25,15 +25,16 @@ from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import check_pins
+from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.candidate_runs import Clock, processes_of, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, size_vectors
-from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch, TriedCut
+from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
-from autoddl.planner.pipelines.stage_units import structure
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
+from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask

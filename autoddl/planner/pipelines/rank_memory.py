@@ -2,11 +2,12 @@
 
 A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
 way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. Prices find corners of
-fronts, so bytes may be left. Then a stage that is slower than need be is searched with all that the others leave. The
-first plans of a
-cut are made roughly. Then the prices between which the fullest rank fits serve all ranks. What was found of stages with
-more in flight serves those with fewer. The same prices bound every pipeline cut so (`core.pipeline_cuts`).
-`rank_prices` finds what stages take at least, counted as on the path on which a rank is most busy.
+fronts, so bytes may be left. Then a stage that is slower than need be is searched with all that the others leave.
+
+The first plans of a cut are made roughly. Then the prices between which the fullest rank fits serve all ranks. What was
+found of stages with more in flight serves those with fewer. The same prices bound every pipeline cut so
+(`core.pipeline_cuts`). `rank_prices` finds what stages take at least, counted as on the path on which a rank is most
+busy.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -278,15 +279,13 @@ def _sharing(part: StageParts, stages: Stages, prices: tuple[float, ...] | None 
         return known, prices
     priced = _priced_fronts(part, stages, fronts)
     found = _merged(fronts, budget)
-    if found is None and priced.bound > HOPELESS * _seconds(free):
+    is_hopeless = found is None and priced.bound > HOPELESS * _seconds(free)
+    if not is_hopeless and (found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound)):
+        found = _shared(part, stages, fronts, priced.sizes or sizes)
+    if not found:
         least = sum(min(plan.predicted.peak_bytes for plan in front) for front in fronts)
         raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
                          "more stages or microbatches, or 1f1b")
-    if found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound):
-        found = _shared(part, stages, fronts, priced.sizes or sizes)
-    if not found:
-        raise Infeasible(sum(sizes), budget, "no plans were found with which the stages of a rank fit it together: cut "
-                         "elsewhere, take more stages or microbatches, or 1f1b")
     return (_filled(part, stages, fronts, found), None) if prices is None else (found, priced.around)
 
 

@@ -18,13 +18,14 @@ layouts proved. A stage that is made of two has all that they have, and conversi
     T(a, c) >= T(a, b) + T(b, c) - apart
 
 `apart` are the ops before all parameters, which each stage computes for itself, and reductions of what several units
-read (`StageUnits.reduction_seconds`). So what is proved of some stages is
-known of all longer ones (`search.pipeline_cuts.joined`). Where both have units that share a parameter, which the longer
-one gathers and updates once, units of one of them count by their floors. Kernels may be
-fused over cuts. So a stage is searched for this with what it saves in any longer one (`operators.fusion`). Nothing is
-known of longer ones where policies of recomputation count the blocks of a stage (every-2, first-4), and none
-lets all of them be. What is proved without a budget is true for all numbers of microbatches in flight. What is proved
-under one that binds is true for that number alone. With more in flight the peak may be lower, since weights are let go
+read (`StageUnits.reduction_seconds`). So what is proved of some stages is known of all longer ones
+(`joined_stages`). Where both have units that share a parameter, which the longer one gathers and updates
+once, units of one of them count by their floors. Kernels may be fused over cuts. So a stage is searched for this with
+what it saves in any longer one (`operators.fusion`). Nothing is known of longer ones where policies of recomputation
+count the blocks of a stage (every-2, first-4), and none lets all of them be.
+
+What is proved without a budget is true for all numbers of microbatches in flight. What is proved under one that binds
+is true for that number alone. With more in flight the peak may be lower, since weights are let go
 earlier, and a sum of gradients may never be needed.
 
 Where a schedule splits backward, b is what its B and its W take together, and blends count each by itself. Stages that
@@ -47,6 +48,7 @@ from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph
 from autoddl.planner.pins import also_pinned
+from autoddl.planner.pipelines.joined_stages import joined
 from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage, SolvedStages
 from autoddl.planner.pipelines.stage_ports import PieceMessages
@@ -54,7 +56,6 @@ from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
-from autoddl.search.pipeline_cuts import joined
 
 __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
@@ -165,7 +166,7 @@ class StageParts(SolvedStages):
         floors, apart, every = self.each * self.floors(), self._joins(self.whole), list(flights)
         free = {kept: self._every(partial(self._free_bound, kept)) for kept in (False, True)}
         joins = {kept: np.maximum(self._every(lambda key: self._least.get((key, self.whole, ANY), 0.0), joining=True),
-                                  free[kept] if self._joining is self._alone else 0.0) for kept in free}
+                                  free[kept] if self._fused_ends is None else 0.0) for kept in free}
         longer = {kept: joined(np.maximum(joins[kept], floors), apart, self.shared, floors) for kept in free}
         return {flight: np.maximum.reduce([free[flight.is_several], longer[flight.is_several],
                                            self._every(partial(self._solved_bound, flight))]) for flight in every}
@@ -381,7 +382,7 @@ class StageParts(SolvedStages):
         self._search_least(*self.joining(at, at + 1), self.repeated)
         if closer:
             self.bound(at, at + 1, ONE)
-            if self._joining is not self._alone:
+            if self._fused_ends is not None:
                 self._search_least(*self.joining(at, at + 1), self.whole)
             self.sharpen(at, at + 1, ONE)
 

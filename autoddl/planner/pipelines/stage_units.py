@@ -9,8 +9,6 @@ in a row, from place a to place b. Of every stage are known, before anything is 
     structure    a name that stages have in common which are alike in all but names
 """
 
-import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +43,7 @@ from autoddl.operators.fusion import FusedEnds, fused_ends, with_fused_ends
 from autoddl.operators.work import VIEWS, base
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.pins import pins_of_part
+from autoddl.planner.pipelines.alike_units import computed_again, signature, structure
 from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.stage_ports import CopyMessages, Port, ports_of
 from autoddl.planner.pipelines.staged import Staged
@@ -55,7 +54,7 @@ from autoddl.pricing.floors import cone_cost, floor_sums
 from autoddl.pricing.price import Pricing
 from autoddl.search.limits import Late, never
 
-__all__ = ["StageUnits", "structure"]
+__all__ = ["StageUnits"]
 
 Indices = NDArray[np.intp]
 
@@ -64,15 +63,6 @@ ALIKE = 1.3
 
 BLOCKS = 96
 """Blocks of about equal work in which a chain of units that are not alike is measured."""
-
-
-def structure(graph: Graph) -> str:
-    """A hash of a graph without its names: equal for stages that are alike in all but names."""
-    rows = [[t.shape, t.dtype, t.kind, bool(t.fqn), t.trained, t.master, t.reduced] for t in graph.tensors]
-    rows += [[op.target, op.inputs, op.slots, op.outputs, [pair for pair in op.args if pair[0] not in ("key", "stage")]]
-             for op in graph.ops]
-    text = json.dumps([rows, graph.outputs, graph.updates], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(eq=False)
@@ -250,9 +240,9 @@ class StageUnits:
     @cached_property
     def _kinds(self) -> tuple[int, ...]:
         """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
-        ops, known = self._ops, dict[Any, int]()
+        ops, known, again = self._ops, dict[Any, int](), computed_again(self.graph, self._ops)
         sent = [(), *(tuple(sorted(one)) for one in self._crossing), ()]
-        every = [(_signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1]),
+        every = [(signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1], again),
                   self._asked(self._cut(k, k + 1)) if self._asks else (), self._fused_over(sent[first]),
                   self._fused_over(sent[end if end < len(ops) else -1]))
                  for k, (first, end) in enumerate(pairwise(self._ends))]
@@ -499,34 +489,3 @@ class StageUnits:
     def _crossing(self) -> tuple[frozenset[int], ...]:
         """For every position of a cut, from 1 on, the tensors that would be sent over it."""
         return crossing(self.graph)
-
-
-def _signature(graph: Graph, ops: Sequence[Any], first: int, end: int, before: Sequence[int], behind: Sequence[int]
-               ) -> Any:
-    """A name of the ops [first, end): each with its arguments, tensors, and where it reads from."""
-    made = {t: (i - first, n) for i, op in enumerate(ops[first:end], start=first) for n, t in enumerate(op.outputs)}
-    given, producers = {t: k for k, t in enumerate(before)}, graph.producers()
-    leaves: dict[int, int] = {}
-    again: dict[int, int] = {}
-
-    def computed(t: int) -> int:
-        """A name of what computes a tensor again that depends on no parameter; 0 of one that no op makes."""
-        if t not in again:
-            op = graph.ops[producers[t]] if t in producers else None
-            again[t] = 0 if op is None else hash((op.target, op.slots, op.outputs.index(t), tuple(
-                [pair for pair in op.args if pair[0] != "key"]), tuple(
-                [(graph.tensors[x].shape, graph.tensors[x].dtype, computed(x)) for x in op.inputs])))
-        return again[t]
-
-    def source(t: int) -> Any:
-        tensor = graph.tensors[t]
-        about = (tensor.shape, tensor.dtype, tensor.trained, tensor.master, tensor.reduced)
-        if t in made:
-            return (*about, made[t])
-        if t in given:
-            return (*about, "given", given[t])
-        return (*about, tensor.kind is Kind.PARAMETER, computed(t), leaves.setdefault(t, len(leaves)))
-
-    rows = tuple((op.target, op.slots, tuple(pair for pair in op.args if pair[0] != "key"),
-                  tuple(map(source, op.inputs)), tuple(map(source, op.outputs))) for op in ops[first:end])
-    return rows, tuple(made.get(t, ("given", given.get(t))) for t in behind)
