@@ -62,7 +62,7 @@ ROUGH = 0.02
 STALE = 2
 """Cuts whose stages were known already that are solved for one bound."""
 
-CLIMBS = 3
+CLIMBS = 6
 """Cuts beside the fastest that are tried for one bound."""
 
 TOGETHER = 3
@@ -367,15 +367,17 @@ class CutSearch:
                 self.stale = stale
 
     def _climb(self) -> None:
-        """Tries the cut beside the fastest that is likely best, again where it is faster, while there is time."""
+        """Tries the likely best of the cuts beside the fastest, some times, while there is time.
+
+        Where it was found roughly so are they, until one is not faster: then it is looked for again.
+        """
         for _ in range(CLIMBS if self.found and self.rounds else 0):
-            before = self.seconds
-            for cut in self._others[:1]:
-                with suppress(OutOfTime):
-                    at = self._roomier(cut)
-                    self._try(cut if at is None else at, roughly=at is None and self._is_rough)
-            if self.seconds == before or self.late():
-                break
+            before, is_rough = self.seconds, self._is_rough
+            with suppress(OutOfTime):
+                for cut in () if self.late() else self._others[:1]:
+                    self._try(cut, roughly=is_rough)
+                if is_rough and self.seconds == before and self.found and not self.late():
+                    self._try(self.found.cut)
 
     @property
     def _is_rough(self) -> bool:
