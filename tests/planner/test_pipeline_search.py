@@ -434,7 +434,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
     done = list[str]()
 
     class Candidate:
-        found, seconds, best, rounds, is_hurried, is_done, is_closer = None, inf, inf, 0, False, False, True
+        found, answer, seconds, best, rounds, is_hurried, is_done = None, None, inf, inf, 0, False, False
 
         def __init__(self, name: str, bound: float, shares: bool) -> None:
             task = SimpleNamespace(options=SimpleNamespace(tolerance=0.0))

@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 from math import inf
 
 import pytest
@@ -18,7 +18,7 @@ from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import pipeline_candidate, rank_memory
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.cut_problems import _traded
+from autoddl.planner.pipelines.cut_problems import beside
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, rank_peak, roomier
@@ -176,16 +176,16 @@ def test_what_the_bytes_that_a_rank_lacks_cost_is_told_of_its_fullest_stage() ->
     part = _eight(0.85 * max(ranks))[0]
     price = price_of_bytes(part, staged, fitting_plans(part, staged, graphs, flights))
     assert price > 0 and price_of_bytes(free, staged, tuple(map(free.freely_planned, graphs, flights))) == 0
-    lost = lost_seconds(part, cut, flights, price)
+    lost = lost_seconds(part, cut, flights, price, {})
     for s in range(4):
         assert lost[s] == pytest.approx(price * max(0.0, ranks[s] - part.task.budget)) and lost[s + 4] == 0
-    assert max(lost) > 0 and lost_seconds(free, cut, flights, price) == [0.0] * 8
+    assert max(lost) > 0 and lost_seconds(free, cut, flights, price, {}) == [0.0] * 8
 
 
-def test_units_are_traded_among_the_stages_of_a_rank() -> None:
-    found = _traded((2, 3, 5), (0, 1, 0, 1))
-    sizes = [tuple(b - a for a, b in pairwise((0, *cut, 8))) for cut in found]
-    assert sizes == [(1, 1, 3, 3), (3, 1, 1, 3), (2, 0, 2, 4), (2, 2, 2, 2)]
+def test_any_stage_gives_a_unit_to_any_other() -> None:
+    sizes = {tuple(b - a for a, b in pairwise((0, *cut, 11))) for cut in beside((2, 5, 7))}
+    assert sizes == {tuple(n + (s == more) - (s == less) for s, n in enumerate((2, 3, 2, 4)))
+                     for more, less in permutations(range(4), 2)}
 
 
 @pytest.mark.parametrize("left", [0.0, 3e4])

@@ -148,7 +148,7 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
             better.receive(wait=False)
             if left := _left(clock, others):
                 free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
-                closely = [one for one in left[1:] if one.is_closer and not better.is_sought_of(one)]
+                closely = [one for one in left[1:] if one.answer is not None and not better.is_sought_of(one)]
                 if closely and free > 0:
                     others[closely[0]] = stack.enter_context(
                         beside(partial(_alone, closely[0], clock, clock.spent), None))
@@ -193,6 +193,7 @@ class _Better:
         if self.is_sought or first.found is None or first.seconds > self.clock.best.value or known in self.seen:
             return False
         self.seen.add(known)
+        first.is_sought = True
         self.sought = first, stack.enter_context(beside(partial(_better, first, self.clock, self.clock.spent), None))
         return True
 
@@ -201,21 +202,25 @@ class _Better:
         if self.sought is None or not (self.sought[1].is_ready or wait):
             return False
         (one, answer), self.sought = self.sought, None
-        found = _answered(answer, self.clock)
-        if found is not None and found.seconds < one.seconds:
-            one.tried[found.cut] = found
+        one.is_sought = False
+        answered = _answered(answer, self.clock)
+        if answered is not None:
+            found, tried = answered
+            one.tried_elsewhere |= tried
+            if found.seconds < one.seconds:
+                one.tried[found.cut] = found
         self.seen.add((one, one.rounds, one.seconds))
         _tell(self.clock)
         return True
 
 
-def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> TriedCut:
-    """The fastest pipeline that is found from the fastest of a candidate, in a process of its own."""
+def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> tuple[TriedCut, set[tuple[int, ...]]]:
+    """(the fastest pipeline that is found from the fastest of a candidate, the cuts tried) in a process of its own."""
     clock.began = processor_seconds() - spent
     one.tell = lambda what: clock.best.tell(one.seconds)
     one.find_better()
     assert one.found is not None
-    return one.found
+    return one.found, set(one.tried) - one.rough
 
 
 def _waits(clock: Clock) -> bool:

@@ -11,7 +11,7 @@ sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest
 known how much memory they lack, and about what that costs.
 """
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import comb, inf
@@ -24,8 +24,9 @@ from autoddl.core.pipeline_cuts import CutProblem, ListedPlans, PricedStages, St
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
+from autoddl.planner.pipelines.tried_cuts import TriedCut
 
-__all__ = ["PlacedStages", "cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["CLOSE", "PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
@@ -34,10 +35,13 @@ OTHERS = 4
 """Cuts beside the best that may be better, at most."""
 
 CLOSE = 0.01
-"""The part by which a cut may take more than is claimed of it."""
+"""The part by which a cut may take more than is claimed of it, or less than it likely does."""
 
-MOVES = 20
-"""Units that are moved at most, from one stage to the next, to find a cut to be solved."""
+MOVES = 8
+"""Moves of a unit from one stage to another without a better cut, after which none is looked for."""
+
+LOOKS = 2**21
+"""Actions of all cuts that are looked at by then, at most."""
 
 
 class _Known:
@@ -119,9 +123,16 @@ class PlacedStages:
     """What stages likely take where they lie: their forward and backward add up to what is known of both."""
 
     def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight],
-                 lost: Callable[[tuple[int, ...]], Sequence[float]] | None = None) -> None:
-        """`lost` tells, by stage of a cut, the seconds of a step that the budget costs; by default none."""
-        self.part, self.schedule, self.lost, m = part, schedule, lost, part.each
+                 lost: Callable[[tuple[int, ...]], Sequence[float]] | None = None,
+                 taken: Mapping[tuple[int, int, int], StageSeconds] | None = None,
+                 like: TriedCut | None = None) -> None:
+        """`lost` tells, by stage of a cut, the seconds of a step that the budget costs; by default none.
+
+        `taken` tells what a stage takes, by its number and its places, where that was found. What others take in every
+        microbatch, and once, is divided as in the stage of their number of a cut `like` theirs.
+        Transfers take so many times their least as there.
+        """
+        self.part, self.schedule, self.lost, self.taken, m = part, schedule, lost, taken or {}, part.each
         known = {one: (np.stack(one.floor_passes(), axis=2), one.least(one.repeated) / m, one.wholes(set(flights)))
                  for one in part.every}
         self._seconds, self._totals = list[Array](), list[Array]()
@@ -129,8 +140,13 @@ class PlacedStages:
             passes, both, wholes = known[part.on(s)]
             seconds = _likely(np.concatenate([passes, np.zeros_like(passes)], axis=2), both, wholes[flight], m)
             total = m * seconds[:, :, :3].sum(axis=2) + seconds[:, :, 4]
-            self._seconds.append(seconds)
+            self._seconds.append(_divided(seconds, like.stages[s]) if like else seconds)
             self._totals.append(np.where(np.isfinite(wholes[flight]), total, inf))
+        sent = zip(like.transfers, self._least_sent(like.cut), strict=True) if like else ()
+        self._times = [now / least if least else 1.0 for now, least in sent] or [1.0] * (len(flights) - 1)
+
+    def _least_sent(self, cut: Sequence[int]) -> list[float]:
+        return [self.part.transfers_at[b][k - 1] for b, k in enumerate(cut)]
 
     def seconds(self, cut: Sequence[int]) -> float:
         """The seconds of the pipeline; infinite where a stage has no plan."""
@@ -139,8 +155,10 @@ class PlacedStages:
             return inf
         lost = self.lost(tuple(cut)) if self.lost else (0.0,) * len(ends)
         more = [(0.0, seconds / self.part.each, 0.0, 0.0, 0.0, 0.0) for seconds in lost]
-        stages = [StageSeconds(*(self._seconds[s][at] + more[s]).tolist()) for s, at in enumerate(ends)]
-        return critical_path(self.schedule, stages, [self.part.transfers_at[b][k - 1] for b, k in enumerate(cut)])[0]
+        stages = [self.taken.get((s, *at)) or StageSeconds(*(self._seconds[s][at] + more[s]).tolist())
+                  for s, at in enumerate(ends)]
+        sent = [times * least for times, least in zip(self._times, self._least_sent(cut), strict=True)]
+        return critical_path(self.schedule, stages, sent)[0]
 
     def balanced(self) -> tuple[int, ...] | None:
         """The cut of the least sum of T^8; None where every cut has a stage without a plan."""
@@ -159,31 +177,42 @@ class PlacedStages:
         return tuple(cut[:0:-1])
 
     def near(self, cut: tuple[int, ...], claimed: float) -> tuple[int, ...]:
-        """The cut, if it takes what is claimed of it; else one that takes less, found by moving units one by one."""
+        """The cut, if it takes what is claimed of it; else the one that takes least of those met by moves from it.
+
+        A move is to the least of the cuts beside that were not met before, though that may take more.
+        """
         best = self.seconds(cut)
         if best <= claimed * (1 + CLOSE):
             return cut
         other = self.balanced()
         if other is not None and self.seconds(other) < best:
             cut, best = other, self.seconds(other)
-        for _ in range(MOVES):
-            found = {one: self.seconds(one) for one in _beside(cut)}
-            least = min(found, key=found.__getitem__, default=cut)
-            if not found or found[least] >= best:
+        at, met, stale, looks = cut, {cut}, 0, LOOKS // sum(map(len, self.schedule.actions))
+        while stale < MOVES and looks > 0:
+            found = {one: self.seconds(one) for one in beside(at) if one not in met}
+            at = min(found, key=found.__getitem__, default=at)
+            if found.get(at, inf) == inf:
                 break
-            cut, best = least, found[least]
+            met.add(at)
+            stale, looks = stale + 1, looks - len(found)
+            if found[at] < best:
+                cut, best, stale = at, found[at], 0
         return cut
 
 
-def _beside(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """The cuts in which one stage begins a unit earlier or later."""
-    return [(*cut[:i], at, *cut[i + 1:]) for i, k in enumerate(cut) for at in (k - 1, k + 1)]
+def _divided(seconds: Array, like: StageSeconds) -> Array:
+    """[.., term]: the seconds of every microbatch, and those of a step, in the proportions of a stage."""
+    found, parts = seconds.copy(), np.array(like)
+    for terms in (slice(0, 3), slice(3, 6)):
+        if parts[terms].any():
+            found[..., terms] = seconds[..., terms].sum(axis=-1)[..., None] * parts[terms] / parts[terms].sum()
+    return found
 
 
-def _traded(cut: tuple[int, ...], together: Sequence[int]) -> list[tuple[int, ...]]:
-    """The cuts in which a stage has a unit more and another of the same ranks one less; those between begin beside."""
-    pairs = [(s, t) for s, t in combinations(range(len(together)), 2) if together[s] == together[t]]
-    return [(*cut[:s], *(k + step for k in cut[s:t]), *cut[t:]) for s, t in pairs for step in (-1, 1)]
+def beside(cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """The cuts in which a stage has a unit more and another one less, and all between begin a unit beside."""
+    return [(*cut[:s], *(k + step for k in cut[s:t]), *cut[t:])
+            for s, t in combinations(range(len(cut) + 1), 2) for step in (-1, 1)]
 
 
 def likely_problem(problem: CutProblem) -> CutProblem:
@@ -206,14 +235,13 @@ def _likely(seconds: Array, both: Array, total: Array, microbatches: float) -> A
 
 def other_cuts(placed: PlacedStages, tried: Container[tuple[int, ...]], cut: tuple[int, ...], most: float,
                also: Iterable[tuple[int, ...]] = ()) -> list[tuple[int, ...]]:
-    """Cuts that were not tried and that may take less than `most` seconds, those first that likely take least.
+    """Cuts that were not tried and that likely take less than `most` seconds, those first that likely take least.
 
-    Of a chain that has few cuts these are all. Else one stage of `cut` begins a block earlier or later, or has one more
-    for another on its ranks; and there are `also` others.
+    Of a chain that has few cuts these are all. Else they are beside `cut`, and `also` others.
     """
     stages, units = placed.schedule.stages, placed.part.units
     every = comb(units - 1, stages - 1) <= FEW
     near = list(combinations(range(1, units), stages - 1)) if every else [
-        *_beside(cut), *_traded(cut, placed.part.together), *also]
+        *beside(cut), *also]
     found = {other: placed.seconds(other) for other in near if other not in tried}
     return sorted((one for one in found if found[one] < most), key=found.__getitem__)[:OTHERS]

@@ -27,12 +27,20 @@ from typing import Any
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
-from autoddl.core.pipeline_cuts import CutProblem, CutProof, CutSolution, DividedBox, ListedPlans, PathBound
+from autoddl.core.pipeline_cuts import (
+    CutProblem,
+    CutProof,
+    CutSolution,
+    DividedBox,
+    ListedPlans,
+    PathBound,
+    StageSeconds,
+)
 from autoddl.core.pipeline_proofs import TIME_OVER, proof_to_json
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import PlacedStages, cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.cut_problems import CLOSE, PlacedStages, cut_problem, likely_problem, other_cuts
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
@@ -130,6 +138,7 @@ class CutSearch:
         name       name of the schedule
         tell       tells progress
         best       seconds of the best plan of any candidate
+        told       tells those that any process knows, where several search
         paths      paths of the schedule that bound its seconds; none before the first bound
         is_closer  whether that bound knows all of the commonest unit, not M alone
         blends     of such paths
@@ -137,8 +146,10 @@ class CutSearch:
         blended    cuts whose paths were blended
         listed     cuts whose plans were to be listed; None where they are too many, or left to bounds
         tried      cuts that were solved; None where a stage has no plan
+        tried_elsewhere  cuts that were solved by another process
         rough      those of them whose plans were found roughly
         paid       by cut, seconds that a byte costs there
+        sizes      bytes of a stage without a budget, by its number and places
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
         bound      seconds that no cut is below
         proof      of the bound
@@ -147,6 +158,7 @@ class CutSearch:
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
+        is_sought  whether another process looks for a better pipeline
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
         is_full    whether a cut cannot be for its bytes
@@ -157,6 +169,7 @@ class CutSearch:
     name: str
     tell: Callable[[str], None]
     best: float = inf
+    told: Callable[[], float] | None = None
     paths: Sequence[PathBound] = ()
     is_closer: bool = False
     blends: list[Blend] = field(default_factory=list)
@@ -164,8 +177,10 @@ class CutSearch:
     blended: set[tuple[int, ...]] = field(default_factory=set)
     listed: dict[tuple[int, ...], ListedPlans | None] = field(default_factory=dict)
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
+    tried_elsewhere: set[tuple[int, ...]] = field(default_factory=set)
     rough: frozenset[tuple[int, ...]] = frozenset()
     paid: dict[tuple[int, ...], float] = field(default_factory=dict)
+    sizes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     is_tight: bool = False
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
@@ -174,6 +189,7 @@ class CutSearch:
     rounds: int = 0
     stale: int = 0
     is_hurried: bool = False
+    is_sought: bool = False
     ended: str = ""
     problem: InputError | None = None
     is_full: bool = False
@@ -195,8 +211,21 @@ class CutSearch:
         """What stages likely take where they lie, under what is known now, with what their bytes cost."""
         price, lost = self._byte_price, None
         if price > 0:
-            lost = partial(lost_seconds, self.part, flights=self.flights, price=price)
-        return PlacedStages(self.part, self.schedule, self.flights, lost)
+            lost = partial(lost_seconds, self.part, flights=self.flights, price=price, known=self.sizes)
+        return PlacedStages(self.part, self.schedule, self.flights, lost, {} if lost else self._taken, self._like)
+
+    @property
+    def _like(self) -> TriedCut | None:
+        """The fastest pipeline whose stages' seconds are known; None where there is none."""
+        told = (one for one in self.tried.values() if one is not None and one.stages)
+        return min(told, key=lambda one: one.seconds, default=None)
+
+    @property
+    def _taken(self) -> dict[tuple[int, int, int], StageSeconds]:
+        """By stage and the places where it begins and ends, the seconds that it was found to take."""
+        found = [one for one in self.tried.values() if one is not None and one.cut not in self.rough]
+        return {(s, *at): seconds for one in found for s, (seconds, at) in enumerate(
+            zip(one.stages, pairwise((0, *one.cut, self.part.units)), strict=False))}
 
     @property
     def _byte_price(self) -> float:
@@ -275,7 +304,9 @@ class CutSearch:
             self._say(f"bound {self.bound:.4g} s")
             self._solve_answer(self.answer)
             self.rounds += 1
-        self.best = min(self.best, self.seconds)
+        self.best = min(self.best, self.seconds, self.told() if self.told else inf)
+        if self.rounds and self.is_closed:
+            return
         if not self.rounds and self.answer is None:
             with suppress(OutOfTime):
                 self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
@@ -367,17 +398,26 @@ class CutSearch:
                 self.stale = stale
 
     def _climb(self) -> None:
-        """Tries the likely best of the cuts beside the fastest, some times, while there is time.
+        """Tries cuts beside the fastest, some times, while there is time and no other process does."""
+        left = CLIMBS if self.found and self.rounds and not self.is_sought else 0
+        while left and self._step():
+            left -= 1
 
-        Where it was found roughly so are they, until one is not faster: then it is looked for again.
+    def _step(self) -> bool:
+        """Tries the likely best of the cuts beside the fastest; whether one was tried.
+
+        Where the fastest was found roughly so is that one, and where none is faster the fastest is looked for again.
         """
-        for _ in range(CLIMBS if self.found and self.rounds else 0):
-            before, is_rough = self.seconds, self._is_rough
-            with suppress(OutOfTime):
-                for cut in () if self.late() else self._others[:1]:
-                    self._try(cut, roughly=is_rough)
-                if is_rough and self.seconds == before and self.found and not self.late():
-                    self._try(self.found.cut)
+        before, is_rough = self.seconds, self._is_rough
+        with suppress(OutOfTime):
+            others = [] if self.late() else self._others[:1]
+            for cut in others:
+                self._try(cut, roughly=is_rough)
+            again = self.found if is_rough and self.seconds == before and not self.late() else None
+            if again is not None:
+                self._try(again.cut)
+            return bool(others) or again is not None
+        return False
 
     @property
     def _is_rough(self) -> bool:
@@ -389,6 +429,8 @@ class CutSearch:
         """
         stages = list(zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True))
         news = self._known(StageParts.bound, stages) or self._known(StageParts.sharpen, stages)
+        if not news and cut not in self.blended and self.part.shares and self.found:
+            news = self._price(cut)
         at = self._roomier(cut) if tries and news else None if news else cut
         roughly = tries and at is None and self.found is None and len(self.tried) < FIRST
         at = cut if roughly else at
@@ -487,24 +529,19 @@ class CutSearch:
 
     @property
     def _others(self) -> list[tuple[int, ...]]:
-        """Cuts beside the best, and those met, that are likely better; the likely best first."""
-        beside = self.found.cut if self.found else self.part.cut_of(self.answer.cut) if self.answer else ()
+        """Cuts beside the fastest, and those met, that are likely better than it and near the best; the best first."""
+        placed, found = self._placed, self.found
+        beside = found.cut if found else self.part.cut_of(self.answer.cut) if self.answer else ()
         met = [self.part.cut_of(sizes) for sizes in self.answer.evaluations] if self.answer else []
-        done = {cut for cut in self.tried if self._is_rough or cut not in self.rough}
-        return other_cuts(self._placed, done, beside, self.seconds, met)
+        done = {cut for cut in self.tried if self._is_rough or cut not in self.rough} | self.tried_elsewhere
+        most = max(found.seconds, placed.seconds(found.cut)) if found else inf
+        also = [*met, placed.near(beside, 0.0)] if beside else met
+        return other_cuts(placed, done, beside, min(most, self.best * (1 + CLOSE)), also)
 
     def find_better(self) -> None:
-        """Solves cuts beside the best, again where one is better, while there is time."""
-        with suppress(OutOfTime):
-            again = True
-            while again:
-                best = self.seconds
-                for cut in self._others:
-                    if self.late():
-                        return
-                    self._say("cuts beside the best")
-                    self._try(cut)
-                again = self.seconds < best
+        """Tries cuts beside the fastest while there is time and one is likely better."""
+        while self._step():
+            self._say("cuts beside the best")
 
     def _choose_together(self) -> None:
         """Chooses the layouts of the fastest together."""

@@ -124,7 +124,7 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
                          if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
                 parts[key] = _part(task, d, m, name, other, clock.of_stage, sizes, known.setdefault(m, {}))
-            search = CutSearch(parts[key], name, tell)
+            search = CutSearch(parts[key], name, tell, told=lambda: clock.best.value)
             search.advance(clock.best.value)
             clock.searches.append(search)
         except InputError as error:

@@ -101,22 +101,24 @@ def price_of_bytes(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> f
     return max(0.0, lost) / sum(over[group] for group in full) if full else 0.0
 
 
-def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Flight], price: float) -> list[float]:
+def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Flight], price: float,
+                 known: dict[tuple[int, int, int], float]) -> list[float]:
     """By stage, seconds of a step that bytes cost about, by which those of its rank do not fit it freely.
 
     They are of the stage of a rank with most in flight. A byte costs its `price`. None are told where a stage has no
-    plan, or the time is over.
+    plan, or the time is over. What stages need freely is added to what is `known`, by their numbers and places.
     """
-    ends, found = list(pairwise((0, *cut, part.units))), [0.0] * len(flights)
+    stages, found = [(s, *at) for s, at in enumerate(pairwise((0, *cut, part.units)))], [0.0] * len(flights)
     try:
-        sizes = [part.on(s).freely_planned(part.on(s).alone(*at)[0], flight).predicted.peak_bytes
-                 for s, (at, flight) in enumerate(zip(ends, flights, strict=True))]
+        for s, a, b in (one for one in stages if one not in known):
+            on = part.on(s)
+            known[s, a, b] = on.freely_planned(on.alone(a, b)[0], flights[s]).predicted.peak_bytes
     except (Infeasible, InputError, OutOfTime):
         return found
     for place in set(part.together):
         mine = [s for s, at in enumerate(part.together) if at == place]
         most = max(mine, key=lambda s: flights[s])
-        found[most] = price * max(0.0, sum(sizes[s] for s in mine) - part.task.budget)
+        found[most] = price * max(0.0, sum(known[stages[s]] for s in mine) - part.task.budget)
     return found
 
 

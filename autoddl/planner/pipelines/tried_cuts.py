@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from autoddl.core.pipeline import flights_of
+from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.pipelines.rank_memory import fitting_plans
@@ -15,7 +16,7 @@ __all__ = ["TriedCut", "simulated_cut", "try_cut"]
 
 @dataclass(frozen=True, slots=True)
 class TriedCut:
-    """A cut that was solved: the plans of its stages, and the seconds of the pipeline.
+    """A cut that was solved: the plans of its stages, the seconds of the pipeline, and of stages and transfers if told.
 
     Stages that share ranks are planned again under a part of the budget, where they do not fit together.
     """
@@ -23,6 +24,8 @@ class TriedCut:
     cut: tuple[int, ...]
     plans: tuple[Plan, ...]
     seconds: float
+    stages: tuple[StageSeconds, ...] = ()
+    transfers: tuple[float, ...] = ()
 
 
 def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = False) -> TriedCut:
@@ -38,4 +41,4 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = F
 def simulated_cut(part: StageParts, staged: Staged, cut: tuple[int, ...], plans: tuple[Plan, ...]) -> TriedCut:
     """The pipeline of these plans of its stages."""
     seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
-    return TriedCut(cut, plans, simulated(staged.schedule(), seconds, between).makespan)
+    return TriedCut(cut, plans, simulated(staged.schedule(), seconds, between).makespan, tuple(seconds), tuple(between))
