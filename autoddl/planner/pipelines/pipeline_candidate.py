@@ -17,8 +17,8 @@ and the pipeline is simulated. Then more is known, and the bound rises:
        such cuts are tried on the way for every bound
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, pairwise
@@ -56,6 +56,7 @@ from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.tried_cuts import TriedCut, simulated_cut, try_cut
+from autoddl.planner.process_pool import processor_seconds
 from autoddl.search.path_tables import Blend
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
@@ -159,6 +160,7 @@ class CutSearch:
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
         is_sought  whether another process looks for a better pipeline
+        took       seconds of the processor that better cuts took, stages of those that are solved, and boxes of cuts
         ended      why nothing is left to be done
         problem    why a cut cannot be, other than for its bytes
         is_full    whether a cut cannot be for its bytes
@@ -190,6 +192,7 @@ class CutSearch:
     stale: int = 0
     is_hurried: bool = False
     is_sought: bool = False
+    took: dict[str, float] = field(default_factory=lambda: {"climb": 0.0, "solve": 0.0, "boxes": 0.0})
     ended: str = ""
     problem: InputError | None = None
     is_full: bool = False
@@ -302,7 +305,11 @@ class CutSearch:
             return
         if self.answer is not None:
             self._say(f"bound {self.bound:.4g} s")
-            self._solve_answer(self.answer)
+            self._climb()
+            if self.is_closed:
+                return
+            with self._timed("solve"):
+                self._solve_answer(self.answer)
             self.rounds += 1
         self.best = min(self.best, self.seconds, self.told() if self.told else inf)
         if self.rounds and self.is_closed:
@@ -327,9 +334,35 @@ class CutSearch:
                 break
         if answer is None or not self.is_closed:
             effort = min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)
-            answer = self._least_known(effort if self.rounds and self.best < inf else FIRST_EFFORT)
+            with self._timed("boxes"):
+                answer = self._least_known(effort if self.rounds and self.best < inf else FIRST_EFFORT)
+            answer = self._more_boxes(answer) if self.rounds else answer
             self._learn_blend(answer)
         return answer
+
+    def _more_boxes(self, answer: CutSolution | None) -> CutSolution | None:
+        """Looks into more boxes of cuts, while that raises the bound and took less than stages did, under a limit."""
+        before = 0.0
+        while (answer is not None and self._is_limited and not self.is_closed and not self.late()
+               and self.took["boxes"] < self.took["solve"] and self.bound > before * (1 + self._tolerance / 4)):
+            before = self.bound
+            with self._timed("boxes"):
+                answer = self._least_known(min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)) or answer
+        return answer
+
+    @property
+    def _is_limited(self) -> bool:
+        """Whether the search has a limit, so that what it finds depends on seconds in any case."""
+        return self.part.task.options.stages_limit is not None
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        """Adds the seconds of the processor that something takes."""
+        began = processor_seconds()
+        try:
+            yield
+        finally:
+            self.took[what] += processor_seconds() - began
 
     @property
     def _problem(self) -> CutProblem:
@@ -386,22 +419,28 @@ class CutSearch:
     def _solve_answer(self, answer: CutSolution) -> None:
         """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried.
 
-        Where there is a plan, better ones are tried first: blends of a cut take longer, and are of the best then.
+        Where there is a plan, better ones were tried first: blends of a cut take longer, and are of the best then.
         """
-        self._climb()
         asked, stale = [self.part.cut_of(sizes) for sizes in (answer.cut, answer.weakest)], self.stale
         first = self._placed.near(asked[0], answer.seconds)
         for cut in dict.fromkeys((first, *asked)):
+            if self.is_closed:
+                break
             with suppress(OutOfTime):
                 self._solve(cut, cut == first)
             if cut not in asked:
                 self.stale = stale
 
     def _climb(self) -> None:
-        """Tries cuts beside the fastest, some times, while there is time and no other process does."""
+        """Tries cuts beside the fastest, some times, while there is time and no other process does.
+
+        Under a limit no more of it goes there than to bounds.
+        """
         left = CLIMBS if self.found and self.rounds and not self.is_sought else 0
-        while left and self._step():
-            left -= 1
+        while left and not self.is_closed and not (
+                self._is_limited and self.took["climb"] > self.took["solve"] + self.took["boxes"]):
+            with self._timed("climb"):
+                left = left - 1 if self._step() else 0
 
     def _step(self) -> bool:
         """Tries the likely best of the cuts beside the fastest; whether one was tried.
@@ -429,17 +468,17 @@ class CutSearch:
         """
         stages = list(zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True))
         news = self._known(StageParts.bound, stages) or self._known(StageParts.sharpen, stages)
-        if not news and cut not in self.blended and self.part.shares and self.found:
+        if not news and self.found and self._shares(cut):
             news = self._price(cut)
         at = self._roomier(cut) if tries and news else None if news else cut
         roughly = tries and at is None and self.found is None and len(self.tried) < FIRST
         at = cut if roughly else at
         one = None if at is None else self._try(at, roughly or (news and at in self.rough))
-        if not news and cut not in self.blended and self.part.shares:
+        if not news and self._shares(cut):
             news = self._price(cut)
         if not news and one is None:
             news = self._known(StageParts.fit, stages)
-        if not news and one is not None and cut not in self.blended and not self.late():
+        if not news and one is not None and cut not in self.blended and not self.late() and not self.is_closed:
             made = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
             self.tried[cut] = TriedCut(cut, made.plans, made.seconds)
             self.blends += made.blends
@@ -472,6 +511,10 @@ class CutSearch:
         found = roomier(self.part, self.name, cut, self.flights, self._placed.seconds)
         self.is_tight = found is None
         return found
+
+    def _shares(self, cut: tuple[int, ...]) -> bool:
+        """Whether stages share ranks, and the paths of the cut were not blended, which tells prices too."""
+        return self.part.shares and cut not in self.blended
 
     def _price(self, cut: tuple[int, ...]) -> bool:
         """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
@@ -539,8 +582,8 @@ class CutSearch:
         return other_cuts(placed, done, beside, min(most, self.best * (1 + CLOSE)), also)
 
     def find_better(self) -> None:
-        """Tries cuts beside the fastest while there is time and one is likely better."""
-        while self._step():
+        """Tries cuts beside the fastest while a gap is left, there is time and one is likely better."""
+        while not self.is_closed and self._step():
             self._say("cuts beside the best")
 
     def _choose_together(self) -> None:
