@@ -130,6 +130,9 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "all schedules, gpt": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
         "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
         "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
+    "all schedules, gpt on A100": (lambda: gpt3_175b(batch=512), "a100-8x16x8.yaml", {
+        "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
+        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
     "all schedules, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
         "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
         "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
