@@ -113,6 +113,9 @@ def encoder_decoder() -> nn.Module:
 THREE = {"stages": (1, 2, 3, 6), "microbatches": (8, 16), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
          "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 60.0}
 
+AT_SCALE = {"stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
+            "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}
+
 CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "gpt thin links": (lambda: gpt(layers=8), "rehearsal-4x1-200.yaml", {
         "stages": (1, 2, 4), "microbatches": (4, 8), "schedule": ("1f1b", "gpipe", "interleaved:2")}),
@@ -127,15 +130,9 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
         "stages": (1, 4, 8), "microbatches": (16, 32), "precision": "bf16-mixed", "recompute": "search"}),
     "gpt-3": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
         "stages": (1, 4, 8), "microbatches": (1, 16, 32), "precision": "bf16-mixed", "recompute": "search"}),
-    "all schedules, gpt": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", {
-        "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
-        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
-    "all schedules, gpt on A100": (lambda: gpt3_175b(batch=512), "a100-8x16x8.yaml", {
-        "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
-        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
-    "all schedules, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", {
-        "stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
-        "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}),
+    "all schedules, gpt": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", AT_SCALE),
+    "all schedules, gpt on A100": (lambda: gpt3_175b(batch=512), "a100-8x16x8.yaml", AT_SCALE),
+    "all schedules, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", AT_SCALE),
     "encoder": (encoder, "l40s-6x4.yaml", THREE),
     "encoder of 14 GB": (encoder, "l40s-6x4.yaml", THREE | {"budget": 14e9}),
     "pairs": (encoder_decoder, "l40s-6x4.yaml", THREE | {"stages": (3, 6), "schedule": ("1f1b", "zb-h1"),

@@ -166,7 +166,7 @@ def test_what_skips_stages_counts_once_in_the_bound(schedule: str, parts: int) -
     every = [try_cut(part, schedule, cut).seconds for cut in combinations(range(1, part.units), 3)]
     search = CutSearch(part, schedule, lambda _: None)
     while not search.is_done:
-        search.advance(inf)
+        search.advance()
     assert search.bound <= min(every) * (1 + 1e-9)
     if parts == 4:
         assert search.bound >= 0.99 * min(every), "the wide tensor has to get to the last stage"

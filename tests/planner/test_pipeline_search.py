@@ -30,7 +30,7 @@ from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines import pipeline_candidate
+from autoddl.planner.pipelines import tried_cuts
 from autoddl.planner.pipelines.candidate_runs import Clock, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
@@ -39,8 +39,7 @@ from autoddl.planner.pipelines.pipeline_search import WithoutStages, staged_plan
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan, search_stage
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
-from autoddl.planner.pipelines.staged_steps import staged_step, transfer_passes, transfer_seconds
-from autoddl.planner.pipelines.tried_cuts import TriedCut
+from autoddl.planner.pipelines.staged_steps import TriedCut, staged_step, transfer_passes, transfer_seconds
 from autoddl.planner.process_pool import SharedLeast, beside
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.floors import floor_passes, state_bytes
@@ -335,10 +334,10 @@ def test_an_interrupt_ends_the_search_with_the_best_so_far(monkeypatch: pytest.M
     """Its bound is true and told in the proof. Where there is no plan yet, the interrupt goes on."""
     first, plans = CutSearch.advance, 1
 
-    def advance(self: CutSearch, best: float) -> None:
-        if sum(one is not None for one in self.tried.values()) >= plans:
+    def advance(self: CutSearch, climbs: bool = True) -> None:
+        if len(self.cuts.found) >= plans:
             raise KeyboardInterrupt
-        first(self, best)
+        first(self, climbs)
 
     monkeypatch.setattr(CutSearch, "advance", advance)
     model, sample = zoo.named("gpt2", layers=1, B=8)
@@ -423,7 +422,7 @@ def test_another_problem_than_bytes_is_raised_only_where_no_cut_is_too_full(
             raise Infeasible(2.0, 1.0)
         raise InputError("they store other pieces")
 
-    monkeypatch.setattr(pipeline_candidate, "try_cut", never)
+    monkeypatch.setattr(tried_cuts, "try_cut", never)
     options = PlanOptions(stages=(2,), schedule=("1f1b",), microbatches=(2,), max_axes=1, workers=1)
     with pytest.raises(error):
         staged_plan(task_of(Chain((8,) * 5), TWO_BY_TWO, torch.randn(8, 8), options, "chain", None), None, None)
@@ -434,7 +433,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
     done = list[str]()
 
     class Candidate:
-        found, answer, seconds, best, rounds, is_hurried, is_done = None, None, inf, inf, 0, False, False
+        answer, seconds, rounds, is_hurried, is_done, cuts = None, inf, 0, False, False, SimpleNamespace(fastest=None)
 
         def __init__(self, name: str, bound: float, shares: bool) -> None:
             task = SimpleNamespace(options=SimpleNamespace(tolerance=0.0))
@@ -444,7 +443,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
             self.is_hurried = True
             done.append(f"hurry {self.name}")
 
-        def advance(self, best: float) -> None:
+        def advance(self, climbs: bool) -> None:
             self.is_done = True
             done.append(f"advance {self.name}")
 

@@ -25,8 +25,8 @@ from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, p
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import TriedCut
 from autoddl.planner.pipelines.stored_once import together_bytes
-from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.task import task_of
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
@@ -99,9 +99,9 @@ def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypat
     part = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
     search = CutSearch(part, name, lambda _: None)
     while not search.is_done:
-        search.advance(inf)
-    assert search.found is not None and next(iter(search.tried.values())) is None
-    plan = plan_of_cut(part, name, search.found)
+        search.advance()
+    assert search.cuts.fastest is not None and next(iter(search.cuts.tried.values())) is None
+    plan = plan_of_cut(part, name, search.cuts.fastest)
     assert search.bound <= plan.predicted.seconds and plan.predicted.peak_bytes <= task.budget
 
 
@@ -199,7 +199,7 @@ def test_buckets_of_stages_on_the_same_ranks_are_within_what_the_stages_leave(le
 
     def planned(budget: float) -> Plan:
         part.task = replace(task, budget=budget)
-        return plan_of_cut(part, name, TriedCut(cut, plans, 1.0))
+        return plan_of_cut(part, name, TriedCut(cut, plans, 1.0, (), ()))
 
     budget = rank_peak(part, staged, plans) + left
     free, plan = planned(inf), planned(budget)

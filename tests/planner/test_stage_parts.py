@@ -325,14 +325,14 @@ def test_a_first_bound_takes_one_search_of_one_unit_and_a_closer_one_is_no_lower
     task = task_of(model, TWO_BY_TWO, sample, options, "gpt2", None)
     places = places_of(task.variant(4).original, ())
     candidate = CutSearch(StageParts(task, 2, 2, 4, places, ONE_PIPE), "1f1b", lambda _: None)
-    candidate.advance(float("inf"))
+    candidate.advance()
     assert len(searches) == 1 and candidate.bound > 0.0
     first = candidate.bound
-    candidate.advance(float("inf"))
+    candidate.advance()
     assert len(searches) > 1 and set(searches) == {searches[0]}
     assert first <= candidate.bound and candidate.proof is not None
-    candidate.advance(float("inf"))
-    candidate.advance(float("inf"))
+    candidate.advance()
+    candidate.advance()
     assert candidate.bound <= candidate.seconds < float("inf")
 
 

@@ -26,7 +26,7 @@ from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import stage_times, staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
-from autoddl.planner.pipelines.tried_cuts import TriedCut, try_cut
+from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_lanes import stored_apart
 
@@ -75,7 +75,9 @@ def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts, mo
     piece = prod(local_shape(graph.shape, found[0].index().stored[TIED].layout, found[0].mesh)) * 4
     beside = sum(found[s].predicted.peak_bytes for s in (1, 2))
     assert whole.predicted.peak_bytes == pytest.approx(max(most - 3 * piece, beside)), "a weight, and two of AdamW"
-    told = CutSearch(part, "zb-v", lambda _: None, tried={(1, 2, 3): TriedCut((1, 2, 3), tuple(found), 0.0)}).row.nbytes
+    search = CutSearch(part, "zb-v", lambda _: None)
+    search.cuts.add_plans((1, 2, 3), found)
+    told = search.row.nbytes
     assert told == pytest.approx(whole.predicted.peak_bytes), "of a rank, as the plan itself says"
     step = staged_step(whole, part.graph, part.task.cluster)
     alone = [plan.predicted.update for plan in found]

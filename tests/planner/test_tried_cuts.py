@@ -11,21 +11,23 @@ from every_pipeline import Chain
 from autoddl.core.pipeline import flights_of
 from autoddl.core.pipeline_schedules import generate
 from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines import pipeline_candidate
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import PlacedStages, beside
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.tried_cuts import TriedCut, try_cut
+from autoddl.planner.pipelines.staged_steps import TriedCut
+from autoddl.planner.pipelines.tried_cuts import TriedCuts, try_cut
 from autoddl.planner.task import task_of
 
 WIDTHS = (64, 256, 64, 64, 512, 64, 64, 128, 64, 64)
 
 
 @cache
-def _part(name: str, parts: int, stages: int) -> StageParts:
+def _part(name: str, parts: int, stages: int, limit: float | None = None) -> StageParts:
     """A chain of unequal blocks, cut at every place, on two nodes of two ranks or on four of one."""
     cluster = f"examples/clusters/rehearsal-{'2x2' if parts == 2 else '4x1'}-200.yaml"
-    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, stages_limit=limit)
     task = task_of(Chain(WIDTHS), cluster, torch.randn(64, 64), options, "chain", None)
     where = generate(name, parts, 4).placement
     made = StageParts(task, stages, parts, 4, places_of(task.variant(4).original, ()), where)
@@ -71,19 +73,49 @@ def test_moves_go_on_behind_a_cut_that_takes_less_than_all_beside_it(name: str, 
 
 
 def test_what_another_process_tried_is_not_tried_again() -> None:
-    part = _part("1f1b", 4, 4)
-    search = CutSearch(part, "1f1b", lambda _: None)
+    cuts = TriedCuts(_part("1f1b", 4, 4), "1f1b")
     for cut in ((2, 4, 6), (1, 4, 6)):
-        search._try(cut)
-    first = search._others[0]
-    search.tried_elsewhere.add(first)
-    assert search._others and first not in search._others
+        cuts.find(cut)
+    first = cuts.likely_better(inf, ())[0]
+    cuts.elsewhere.add(first)
+    assert cuts.likely_better(inf, ()) and first not in cuts.likely_better(inf, ())
 
 
 def test_steps_end_where_no_cut_beside_is_likely_better_and_find_nearly_the_best() -> None:
     every = _every("1f1b", 4, 4)
-    search = CutSearch(_part("1f1b", 4, 4), "1f1b", lambda _: None)
-    search._try(max(every, key=lambda cut: every[cut].seconds))
+    cuts = TriedCuts(_part("1f1b", 4, 4), "1f1b")
+    cuts.find(max(every, key=lambda cut: every[cut].seconds))
+    while cuts.step(inf, ()):
+        pass
+    assert cuts.fastest is not None and cuts.fastest.seconds <= 1.01 * min(one.seconds for one in every.values())
+    assert len(cuts.tried) < len(every) / 2
+
+
+def _begun(limit: float | None) -> CutSearch:
+    """A search that has solved some cuts, with a first pipeline that is far from the best."""
+    every = _every("1f1b", 4, 4)
+    search = CutSearch(_part("1f1b", 4, 4, limit), "1f1b", lambda _: None)
+    search.cuts.find(max(every, key=lambda cut: every[cut].seconds))
+    search.rounds = 1
+    return search
+
+
+@pytest.mark.parametrize(("limit", "climbed", "tried"), [(60.0, 9.0, 1), (60.0, 0.0, 2), (None, 9.0, 2)])
+def test_under_a_limit_better_cuts_take_no_more_than_bounds(limit: float | None, climbed: float, tried: int,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one always the same is found, whatever it took."""
+    monkeypatch.setattr(pipeline_candidate, "CLIMBS", 1)
+    search = _begun(limit)
+    search.took |= {"climb": climbed, "solve": 5.0}
+    search._climb()
+    assert len(search.cuts.tried) == tried
+
+
+def test_no_better_cut_is_sought_where_the_gap_is_closed() -> None:
+    search = _begun(None)
+    search.bound = search.seconds
     search.find_better()
-    assert search.seconds <= 1.01 * min(one.seconds for one in every.values())
-    assert len(search.tried) < len(every) / 2 and not search._step()
+    assert len(search.cuts.tried) == 1
+    search.bound = 0.0
+    search.find_better()
+    assert len(search.cuts.tried) > 1

@@ -24,7 +24,7 @@ from autoddl.core.errors import InputError, MachineError
 from autoddl.core.pipeline_cuts import CutProblem, CutProof
 from autoddl.core.processes import forks
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
-from autoddl.planner.pipelines.tried_cuts import TriedCut
+from autoddl.planner.pipelines.staged_steps import TriedCut
 from autoddl.planner.process_pool import Answer, SharedLeast, beside, processor_seconds
 from autoddl.search.limits import Late
 
@@ -153,7 +153,7 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
                     others[closely[0]] = stack.enter_context(
                         beside(partial(_alone, closely[0], clock, clock.spent), None))
                 elif not (free > 0 and better.seek(others, stack)):
-                    _advance(left, clock)
+                    _advance(left, clock, climbs=not better.is_sought_of(left[0]))
             elif others:
                 _receive(*others.popitem(), clock)
             elif not better.receive(wait=_waits(clock)):
@@ -190,10 +190,9 @@ class _Better:
         """Seeks a better pipeline than the fastest, once where more is known; whether one is sought from now on."""
         first = min((one for one in self.clock.searches if one not in others), key=lambda one: one.seconds)
         known = first, first.rounds, first.seconds
-        if self.is_sought or first.found is None or first.seconds > self.clock.best.value or known in self.seen:
+        if self.is_sought or first.cuts.fastest is None or first.seconds > self.clock.best.value or known in self.seen:
             return False
         self.seen.add(known)
-        first.is_sought = True
         self.sought = first, stack.enter_context(beside(partial(_better, first, self.clock, self.clock.spent), None))
         return True
 
@@ -202,13 +201,11 @@ class _Better:
         if self.sought is None or not (self.sought[1].is_ready or wait):
             return False
         (one, answer), self.sought = self.sought, None
-        one.is_sought = False
         answered = _answered(answer, self.clock)
         if answered is not None:
             found, tried = answered
-            one.tried_elsewhere |= tried
-            if found.seconds < one.seconds:
-                one.tried[found.cut] = found
+            one.cuts.elsewhere |= tried
+            one.cuts.add(found)
         self.seen.add((one, one.rounds, one.seconds))
         _tell(self.clock)
         return True
@@ -219,8 +216,8 @@ def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> tuple[Trie
     clock.began = processor_seconds() - spent
     one.tell = lambda what: clock.best.tell(one.seconds)
     one.find_better()
-    assert one.found is not None
-    return one.found, set(one.tried) - one.rough
+    assert one.cuts.fastest is not None
+    return one.cuts.fastest, set(one.cuts.tried) - one.cuts.rough
 
 
 def _waits(clock: Clock) -> bool:
@@ -237,23 +234,22 @@ def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
                   key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
 
 
-def _advance(left: Sequence[CutSearch], clock: Clock) -> None:
-    """Advances the first candidate, or looks for a first plan of one."""
+def _advance(left: Sequence[CutSearch], clock: Clock, climbs: bool = True) -> None:
+    """Advances the first candidate, or looks for a first plan of one; it `climbs` if no other process does."""
     best = clock.best.value
     waiting = [one for one in left if not one.is_hurried and one.bound < best]
+    is_none_found = all(one.cuts.fastest is None for one in clock.searches)
     if best == inf and clock.is_over(FIRST_PLAN) and not left[0].is_hurried:
         left[0].hurry()
-    elif waiting and clock.is_over(FIRST_PIPELINE) and best < inf and all(one.found is None for one in clock.searches):
+    elif waiting and clock.is_over(FIRST_PIPELINE) and best < inf and is_none_found:
         min(waiting, key=lambda one: (one.part.shares, one.bound)).hurry()
     else:
-        left[0].advance(best)
+        left[0].advance(climbs)
 
 
 def _tell(clock: Clock) -> None:
-    """Tells all processes of the best seconds of these candidates, and these of the best of all."""
+    """Tells all processes of the best seconds of these candidates."""
     clock.best.tell(min(one.seconds for one in clock.searches))
-    for one in clock.searches:
-        one.best = clock.best.value
 
 
 def _look_around(searches: Sequence[CutSearch], clock: Clock) -> None:
@@ -273,7 +269,7 @@ def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
     if one.seconds <= clock.best.value:
         _look_around([one], clock)
     needed = min((part.needed for part in one.part.every), default=inf)
-    return _Outcome(one.bound, one.proof, one.found, one.ended, one.problem, one.is_full, needed)
+    return _Outcome(one.bound, one.proof, one.cuts.fastest, one.ended, one.cuts.problem, one.cuts.is_full, needed)
 
 
 def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
@@ -281,10 +277,10 @@ def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
     found = _answered(answer, clock)
     if found is None:
         return
-    one.bound, one.proof, one.ended, one.problem, one.is_full, one.needed = (
-        found.bound, found.proof, found.ended, found.problem, found.is_full, found.needed)
-    if found.found is not None and found.found.seconds < one.seconds:
-        one.tried[found.found.cut] = found.found
+    one.bound, one.proof, one.ended, one.needed = found.bound, found.proof, found.ended, found.needed
+    one.cuts.problem, one.cuts.is_full = found.problem, found.is_full
+    if found.found is not None:
+        one.cuts.add(found.found)
     _tell(clock)
 
 

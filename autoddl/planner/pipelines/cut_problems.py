@@ -24,9 +24,9 @@ from autoddl.core.pipeline_cuts import CutProblem, ListedPlans, PricedStages, St
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
-from autoddl.planner.pipelines.tried_cuts import TriedCut
+from autoddl.planner.pipelines.staged_steps import TriedCut
 
-__all__ = ["CLOSE", "PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
@@ -35,7 +35,7 @@ OTHERS = 4
 """Cuts beside the best that may be better, at most."""
 
 CLOSE = 0.01
-"""The part by which a cut may take more than is claimed of it, or less than it likely does."""
+"""The part by which a cut may take more than is claimed of it."""
 
 MOVES = 8
 """Moves of a unit from one stage to another without a better cut, after which none is looked for."""

@@ -13,20 +13,20 @@ and the pipeline is simulated. Then more is known, and the bound rises:
        its stages are listed, where they are few (`listed_plans`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
        then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
-    4  where a gap is left, cuts beside the best are solved, and the layouts of the best are chosen together. Some
-       such cuts are tried on the way for every bound
+    4  where a gap is left, cuts beside the best are tried (`tried_cuts`), and the layouts of the best are chosen
+       together. Some such cuts are tried on the way for every bound
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import islice, pairwise
+from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import Any
 
-from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, Schedule, flights_of, sizes_text
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline import Flight, Schedule, sizes_text
 from autoddl.core.pipeline_cuts import (
     CutProblem,
     CutProof,
@@ -34,28 +34,23 @@ from autoddl.core.pipeline_cuts import (
     DividedBox,
     ListedPlans,
     PathBound,
-    StageSeconds,
 )
 from autoddl.core.pipeline_proofs import TIME_OVER, proof_to_json
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import CLOSE, PlacedStages, cut_problem, likely_problem, other_cuts
+from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
-    lost_seconds,
-    price_of_bytes,
     rank_peak,
     rank_prices,
     roomier,
-    roomier_cuts,
     unit_prices,
 )
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.staged import Staged
-from autoddl.planner.pipelines.tried_cuts import TriedCut, simulated_cut, try_cut
+from autoddl.planner.pipelines.tried_cuts import TriedCuts
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.search.path_tables import Blend
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
@@ -79,9 +74,6 @@ TOGETHER = 3
 
 FIRST = 3
 """Cuts of a candidate whose plans are found roughly at most, until there is one."""
-
-ATTEMPTS = 12
-"""Cuts of a candidate that are tried at most, where no plan of any is known."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
@@ -138,19 +130,14 @@ class CutSearch:
         part       the stages, and what is known of them
         name       name of the schedule
         tell       tells progress
-        best       seconds of the best plan of any candidate
-        told       tells those that any process knows, where several search
+        best_known  tells the seconds of the best plan of any candidate, of all processes
+        cuts       the cuts that were tried
         paths      paths of the schedule that bound its seconds; none before the first bound
         is_closer  whether that bound knows all of the commonest unit, not M alone
         blends     of such paths
         prices     of bytes of stages that share memory, of which something is known
         blended    cuts whose paths were blended
         listed     cuts whose plans were to be listed; None where they are too many, or left to bounds
-        tried      cuts that were solved; None where a stage has no plan
-        tried_elsewhere  cuts that were solved by another process
-        rough      those of them whose plans were found roughly
-        paid       by cut, seconds that a byte costs there
-        sizes      bytes of a stage without a budget, by its number and places
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
         bound      seconds that no cut is below
         proof      of the bound
@@ -159,30 +146,22 @@ class CutSearch:
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
-        is_sought  whether another process looks for a better pipeline
         took       seconds of the processor that better cuts took, stages of those that are solved, and boxes of cuts
         ended      why nothing is left to be done
-        problem    why a cut cannot be, other than for its bytes
-        is_full    whether a cut cannot be for its bytes
         needed     the least bytes of a rank that some stage needs, of those that another process found not to fit
     """
 
     part: StageParts
     name: str
     tell: Callable[[str], None]
-    best: float = inf
-    told: Callable[[], float] | None = None
+    best_known: Callable[[], float] = lambda: inf
+    cuts: TriedCuts = field(init=False)
     paths: Sequence[PathBound] = ()
     is_closer: bool = False
     blends: list[Blend] = field(default_factory=list)
     prices: list[SharedPrice] = field(default_factory=list)
     blended: set[tuple[int, ...]] = field(default_factory=set)
     listed: dict[tuple[int, ...], ListedPlans | None] = field(default_factory=dict)
-    tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
-    tried_elsewhere: set[tuple[int, ...]] = field(default_factory=set)
-    rough: frozenset[tuple[int, ...]] = frozenset()
-    paid: dict[tuple[int, ...], float] = field(default_factory=dict)
-    sizes: dict[tuple[int, int, int], float] = field(default_factory=dict)
     is_tight: bool = False
     bound: float = 0.0
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
@@ -191,55 +170,22 @@ class CutSearch:
     rounds: int = 0
     stale: int = 0
     is_hurried: bool = False
-    is_sought: bool = False
     took: dict[str, float] = field(default_factory=lambda: {"climb": 0.0, "solve": 0.0, "boxes": 0.0})
     ended: str = ""
-    problem: InputError | None = None
-    is_full: bool = False
     needed: float = inf
 
-    @cached_property
+    def __post_init__(self) -> None:
+        self.cuts = TriedCuts(self.part, self.name)
+
+    @property
     def schedule(self) -> Schedule:
         """The schedule. Raises InputError where there is none so."""
-        cuts = tuple(range(1, self.part.stages))
-        return Staged(cuts, self.name, self.part.microbatches, sizes=self.part.sizes).schedule()
+        return self.cuts.schedule
 
-    @cached_property
+    @property
     def flights(self) -> tuple[Flight, ...]:
         """By stage, the microbatches in flight."""
-        return tuple(flights_of(self.schedule))
-
-    @property
-    def _placed(self) -> PlacedStages:
-        """What stages likely take where they lie, under what is known now, with what their bytes cost."""
-        price, lost = self._byte_price, None
-        if price > 0:
-            lost = partial(lost_seconds, self.part, flights=self.flights, price=price, known=self.sizes)
-        return PlacedStages(self.part, self.schedule, self.flights, lost, {} if lost else self._taken, self._like)
-
-    @property
-    def _like(self) -> TriedCut | None:
-        """The fastest pipeline whose stages' seconds are known; None where there is none."""
-        told = (one for one in self.tried.values() if one is not None and one.stages)
-        return min(told, key=lambda one: one.seconds, default=None)
-
-    @property
-    def _taken(self) -> dict[tuple[int, int, int], StageSeconds]:
-        """By stage and the places where it begins and ends, the seconds that it was found to take."""
-        found = [one for one in self.tried.values() if one is not None and one.cut not in self.rough]
-        return {(s, *at): seconds for one in found for s, (seconds, at) in enumerate(
-            zip(one.stages, pairwise((0, *one.cut, self.part.units)), strict=False))}
-
-    @property
-    def _byte_price(self) -> float:
-        """The seconds that a byte costs in the fastest pipeline; 0 where no stages share ranks, or none is known."""
-        found = self.found
-        if found is None or not self.part.shares:
-            return 0.0
-        if found.cut not in self.paid:
-            with suppress(OutOfTime, Infeasible, InputError):
-                self.paid[found.cut] = price_of_bytes(self.part, self.part.staged(self.name, found.cut), found.plans)
-        return self.paid.get(found.cut, 0.0)
+        return self.cuts.flights
 
     @property
     def late(self) -> Callable[[], bool]:
@@ -247,20 +193,20 @@ class CutSearch:
         return self.part.late
 
     @property
-    def found(self) -> TriedCut | None:
-        """The fastest pipeline of those tried."""
-        return min((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds, default=None)
-
-    @property
     def seconds(self) -> float:
         """The seconds of the fastest pipeline; infinite where there is none."""
-        return self.found.seconds if self.found else inf
+        return self.cuts.fastest.seconds if self.cuts.fastest else inf
+
+    @property
+    def best(self) -> float:
+        """The seconds of the best plan that is known of any candidate."""
+        return min(self.best_known(), self.seconds)
 
     @property
     def row(self) -> Alternative:
         """The outcome of the candidate so far."""
-        found, bound = self.found, min(self.bound, self.seconds)
-        peak = rank_peak(self.part, self.part.staged(self.name, found.cut), found.plans) if found else None
+        found, bound = self.cuts.fastest, min(self.bound, self.seconds)
+        peak = rank_peak(self.part, self.cuts.staged(found.cut), found.plans) if found else None
         detail = "proved" if found and self._reaches(found.seconds) else \
             "no better than the best" if self._reaches(self.best) else self.ended or TIME_OVER
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
@@ -272,7 +218,7 @@ class CutSearch:
     @property
     def is_closed(self) -> bool:
         """Whether the bound reaches the best pipeline, of this candidate or of any."""
-        return self._reaches(min(self.best, self.seconds))
+        return self._reaches(self.best)
 
     @property
     def is_done(self) -> bool:
@@ -286,43 +232,38 @@ class CutSearch:
             answer = self.answer or self._least_known(1)
             if answer is not None:
                 self._say("a first plan")
-                self._try(self._placed.near(self.part.cut_of(answer.cut), answer.seconds), roughly=True)
+                self.cuts.find(self.cuts.placed.near(self.part.cut_of(answer.cut), answer.seconds), roughly=True)
 
-    def advance(self, best: float) -> None:
+    def advance(self, climbs: bool = True) -> None:
         """Solves the cuts that are least, and finds the bound of what is known then; at first that of paths alone.
 
-        `best` are the seconds of the best plan of any candidate.
+        Cuts beside the fastest are tried before that unless another process tries them (`climbs`).
         """
-        self.best = min(best, self.seconds)
         if not self.paths:
             self.paths = closed_paths(self.schedule, ONCE)
             self._begin(closer=False)
-            return
-        if not self.is_closer:
+        elif not self.is_closer:
             self.is_closer = True
             with suppress(OutOfTime):
                 self._begin(closer=True)
-            return
-        if self.answer is not None:
-            self._say(f"bound {self.bound:.4g} s")
-            self._climb()
-            if self.is_closed:
-                return
-            with self._timed("solve"):
-                self._solve_answer(self.answer)
-            self.rounds += 1
-        self.best = min(self.best, self.seconds, self.told() if self.told else inf)
-        if self.rounds and self.is_closed:
-            return
-        if not self.rounds and self.answer is None:
+        elif self.answer is None:
             with suppress(OutOfTime):
                 self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
+            self._answer_next()
+        else:
+            self._solve_answer(self.answer, climbs)
+            if not self.is_closed:
+                self._answer_next()
+
+    def _answer_next(self) -> None:
+        """Finds the bound, and the cuts that are to be solved next; where none are left, why it ends."""
         self.answer = self._known_of_blends()
         if self.answer is None:
             self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
-                self._find_any(self._placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds))
+                near = self.cuts.placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds)
+                self.cuts.find_any(near, self._say)
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _known_of_blends(self) -> CutSolution | None:
@@ -333,9 +274,8 @@ class CutSearch:
             if not self._learn_blend(answer):
                 break
         if answer is None or not self.is_closed:
-            effort = min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)
             with self._timed("boxes"):
-                answer = self._least_known(effort if self.rounds and self.best < inf else FIRST_EFFORT)
+                answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
             answer = self._more_boxes(answer) if self.rounds else answer
             self._learn_blend(answer)
         return answer
@@ -347,8 +287,13 @@ class CutSearch:
                and self.took["boxes"] < self.took["solve"] and self.bound > before * (1 + self._tolerance / 4)):
             before = self.bound
             with self._timed("boxes"):
-                answer = self._least_known(min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)) or answer
+                answer = self._least_known(self._effort) or answer
         return answer
+
+    @property
+    def _effort(self) -> int:
+        """New boxes of cuts that are looked into for one bound."""
+        return min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)
 
     @property
     def _is_limited(self) -> bool:
@@ -416,71 +361,58 @@ class CutSearch:
             self.stale = 0 if rises else self.stale
         return answer
 
-    def _solve_answer(self, answer: CutSolution) -> None:
+    def _solve_answer(self, answer: CutSolution, climbs: bool) -> None:
         """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried.
 
-        Where there is a plan, better ones were tried first: blends of a cut take longer, and are of the best then.
+        Where there is a plan, better ones are tried first: blends of a cut take longer, and are of the best then.
         """
+        self._say(f"bound {self.bound:.4g} s")
+        if climbs:
+            self._climb()
         asked, stale = [self.part.cut_of(sizes) for sizes in (answer.cut, answer.weakest)], self.stale
-        first = self._placed.near(asked[0], answer.seconds)
-        for cut in dict.fromkeys((first, *asked)):
-            if self.is_closed:
-                break
-            with suppress(OutOfTime):
-                self._solve(cut, cut == first)
-            if cut not in asked:
-                self.stale = stale
+        first = self.cuts.placed.near(asked[0], answer.seconds)
+        with self._timed("solve"):
+            for cut in dict.fromkeys((first, *asked)):
+                if self.is_closed:
+                    break
+                with suppress(OutOfTime):
+                    self._solve(cut, cut == first)
+                if cut not in asked:
+                    self.stale = stale
+        self.rounds += 1
 
     def _climb(self) -> None:
-        """Tries cuts beside the fastest, some times, while there is time and no other process does.
-
-        Under a limit no more of it goes there than to bounds.
+        """Tries cuts beside the fastest, some times, while there is time; under a limit no more of it than bounds took.
         """
-        left = CLIMBS if self.found and self.rounds and not self.is_sought else 0
+        left = CLIMBS if self.cuts.fastest and self.rounds else 0
         while left and not self.is_closed and not (
                 self._is_limited and self.took["climb"] > self.took["solve"] + self.took["boxes"]):
             with self._timed("climb"):
-                left = left - 1 if self._step() else 0
-
-    def _step(self) -> bool:
-        """Tries the likely best of the cuts beside the fastest; whether one was tried.
-
-        Where the fastest was found roughly so is that one, and where none is faster the fastest is looked for again.
-        """
-        before, is_rough = self.seconds, self._is_rough
-        with suppress(OutOfTime):
-            others = [] if self.late() else self._others[:1]
-            for cut in others:
-                self._try(cut, roughly=is_rough)
-            again = self.found if is_rough and self.seconds == before and not self.late() else None
-            if again is not None:
-                self._try(again.cut)
-            return bool(others) or again is not None
-        return False
+                left = left - 1 if self.cuts.step(self.best, self._met) else 0
 
     @property
-    def _is_rough(self) -> bool:
-        """Whether the fastest pipeline was found roughly."""
-        return self.found is not None and self.found.cut in self.rough
+    def _met(self) -> list[tuple[int, ...]]:
+        """The cut that is least under what is known, and the others that were met."""
+        answer = self.answer
+        return [self.part.cut_of(sizes) for sizes in (answer.cut, *answer.evaluations)] if answer else []
 
     def _solve(self, cut: tuple[int, ...], tries: bool) -> None:
         """Makes more known of the stages of a cut, by the first way that says something new; `tries` its pipeline too.
         """
         stages = list(zip(pairwise((0, *cut, self.part.units)), self.flights, strict=True))
         news = self._known(StageParts.bound, stages) or self._known(StageParts.sharpen, stages)
-        if not news and self.found and self._shares(cut):
+        is_known = cut in self.blended
+        if not news and not is_known and self.part.shares:
             news = self._price(cut)
         at = self._roomier(cut) if tries and news else None if news else cut
-        roughly = tries and at is None and self.found is None and len(self.tried) < FIRST
+        roughly = tries and at is None and self.cuts.fastest is None and len(self.cuts.tried) < FIRST
         at = cut if roughly else at
-        one = None if at is None else self._try(at, roughly or (news and at in self.rough))
-        if not news and self._shares(cut):
-            news = self._price(cut)
+        one = None if at is None else self.cuts.find(at, roughly or (news and at in self.cuts.rough))
         if not news and one is None:
             news = self._known(StageParts.fit, stages)
-        if not news and one is not None and cut not in self.blended and not self.late() and not self.is_closed:
-            made = blend_paths(self.part, self.part.staged(self.name, cut), one.plans)
-            self.tried[cut] = TriedCut(cut, made.plans, made.seconds)
+        if not news and one is not None and not is_known and not self.late() and not self.is_closed:
+            made = blend_paths(self.part, self.cuts.staged(cut), one.plans)
+            self.cuts.add_plans(cut, made.plans)
             self.blends += made.blends
             self.prices += made.prices
             self.blended.add(cut)
@@ -491,12 +423,10 @@ class CutSearch:
         """Lists the plans of the stages of a cut, where they are few; whether that was new."""
         if cut in self.listed or self.late():
             return False
-        found = list_plans(self.part, self.part.staged(self.name, cut), self.paths)
+        found = list_plans(self.part, self.cuts.staged(cut), self.paths)
         self.listed[cut] = found and found[0]
         if found is not None and found[1]:
-            before = self.tried.get(cut)
-            made = simulated_cut(self.part, self.part.staged(self.name, cut), cut, found[1])
-            self.tried[cut] = made if before is None or made.seconds < before.seconds else before
+            self.cuts.add_plans(cut, found[1])
         return found is not None
 
     def _roomier(self, cut: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -504,22 +434,18 @@ class CutSearch:
 
         It is not looked for where one was not found before, and a plan is known.
         """
-        if not self.part.shares or cut in self.tried:
+        if not self.part.shares or cut in self.cuts.tried:
             return cut
-        if self.is_tight and self.found:
+        if self.is_tight and self.cuts.fastest:
             return None
-        found = roomier(self.part, self.name, cut, self.flights, self._placed.seconds)
+        found = roomier(self.part, self.name, cut, self.flights, self.cuts.placed.seconds)
         self.is_tight = found is None
         return found
-
-    def _shares(self, cut: tuple[int, ...]) -> bool:
-        """Whether stages share ranks, and the paths of the cut were not blended, which tells prices too."""
-        return self.part.shares and cut not in self.blended
 
     def _price(self, cut: tuple[int, ...]) -> bool:
         """Learns what stages of a rank take together under a price of its bytes; whether that was new of any."""
         before = len(self.prices)
-        made = rank_prices(self.part, self.part.staged(self.name, cut), self.paths)
+        made = rank_prices(self.part, self.cuts.staged(cut), self.paths)
         self.prices += [one for one in made if one not in self.prices]
         return len(self.prices) > before
 
@@ -531,28 +457,6 @@ class CutSearch:
         """
         order = sorted(range(len(stages)), key=lambda s: stages[s][1], reverse=True)
         return bool(sum(not self.late() and learn(self.part.on(s), *stages[s][0], stages[s][1]) for s in order))
-
-    def _try(self, cut: tuple[int, ...], roughly: bool = False) -> TriedCut | None:
-        """The pipeline of a cut, None where a stage has no plan; one found roughly is looked for again."""
-        if cut not in self.tried or (cut in self.rough and not roughly):
-            before = self.tried.get(cut)
-            self.rough = self.rough | {cut} if roughly else self.rough - {cut}
-            try:
-                made = try_cut(self.part, self.name, cut, roughly)
-                self.tried[cut] = made if before is None or made.seconds < before.seconds else before
-            except Infeasible:
-                self.tried[cut], self.is_full = before, True
-            except InputError as error:
-                self.tried[cut], self.problem = before, error
-        return self.tried[cut]
-
-    def _find_any(self, cut: tuple[int, ...]) -> None:
-        """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
-        with suppress(OutOfTime):
-            for other in islice(roomier_cuts(self.part, self.name, cut, self.flights), ATTEMPTS):
-                self._say("cuts that leave more room")
-                if self._try(other) is not None:
-                    break
 
     def look_around(self, bound: float) -> None:
         """Solves cuts beside the best, and chooses the layouts of the fastest together, where a gap is left.
@@ -570,28 +474,16 @@ class CutSearch:
         if not self.late():
             self._least(self._problem, self.part.task.options.tolerance / 4)
 
-    @property
-    def _others(self) -> list[tuple[int, ...]]:
-        """Cuts beside the fastest, and those met, that are likely better than it and near the best; the best first."""
-        placed, found = self._placed, self.found
-        beside = found.cut if found else self.part.cut_of(self.answer.cut) if self.answer else ()
-        met = [self.part.cut_of(sizes) for sizes in self.answer.evaluations] if self.answer else []
-        done = {cut for cut in self.tried if self._is_rough or cut not in self.rough} | self.tried_elsewhere
-        most = max(found.seconds, placed.seconds(found.cut)) if found else inf
-        also = [*met, placed.near(beside, 0.0)] if beside else met
-        return other_cuts(placed, done, beside, min(most, self.best * (1 + CLOSE)), also)
-
     def find_better(self) -> None:
         """Tries cuts beside the fastest while a gap is left, there is time and one is likely better."""
-        while not self.is_closed and self._step():
+        while not self.is_closed and self.cuts.step(self.best, self._met):
             self._say("cuts beside the best")
 
     def _choose_together(self) -> None:
         """Chooses the layouts of the fastest together."""
-        fastest = sorted((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds)
-        for one in () if self.late() else fastest[:TOGETHER]:
-            plans, seconds = improved(self.part, self.part.staged(self.name, one.cut), one.plans)
-            self.tried[one.cut] = TriedCut(one.cut, plans, seconds)
+        for one in () if self.late() else self.cuts.found[:TOGETHER]:
+            plans, seconds = improved(self.part, self.cuts.staged(one.cut), one.plans)
+            self.cuts.add_plans(one.cut, plans)
             if self.late() or seconds > one.seconds * (1 - self.part.task.options.tolerance):
                 break
 

@@ -33,8 +33,8 @@ from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import TriedCut
 from autoddl.planner.pipelines.stored_once import together_bytes
-from autoddl.planner.pipelines.tried_cuts import TriedCut
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.task import PlanTask
@@ -98,10 +98,12 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     rows = [*problems, *(one.row for one in searches)]
     needed = min(min(one.needed, *(part.needed for part in one.part.every)) for one in searches)
     first = min(searches, key=lambda one: one.seconds)
-    plan = plan_of_cut(first.part, first.name, first.found) if first.found and first.seconds < best else None
+    fastest = first.cuts.fastest
+    plan = plan_of_cut(first.part, first.name, fastest) if fastest and first.seconds < best else None
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
-                         None if any(one.is_full for one in searches) else
-                         next((one.problem for one in searches if one.problem), None), _crowd(searches), interrupted)
+                         None if any(one.cuts.is_full for one in searches) else
+                         next((one.cuts.problem for one in searches if one.cuts.problem), None),
+                         _crowd(searches), interrupted)
 
 
 Asked = tuple[int, tuple[int, ...], int, str]
@@ -124,8 +126,8 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
                          if (*one, pipes) == (d, sizes, m, key[5]))
                 other = next(alike, None)
                 parts[key] = _part(task, d, m, name, other, clock.of_stage, sizes, known.setdefault(m, {}))
-            search = CutSearch(parts[key], name, tell, told=lambda: clock.best.value)
-            search.advance(clock.best.value)
+            search = CutSearch(parts[key], name, tell, lambda: clock.best.value)
+            search.advance()
             clock.searches.append(search)
         except InputError as error:
             if len(problems) == len(asked) - 1:

@@ -28,8 +28,8 @@ from autoddl.planner.pipelines.stored_once import update_twice
 from autoddl.schedule.stage_messages import Message, busiest, messages
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["StagedStep", "boundary_seconds", "simulated", "stage_times", "staged_step", "transfer_ends",
-           "transfer_passes", "transfer_seconds"]
+__all__ = ["StagedStep", "TriedCut", "boundary_seconds", "simulated", "simulated_cut", "stage_times", "staged_step",
+           "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,20 @@ class StagedStep:
             return self.timeline.bubble
         busy = sum(n * self.timeline.busy(part) for part, n in enumerate(self.sizes))
         return 1 - busy / (sum(self.sizes) * self.timeline.makespan)
+
+
+@dataclass(frozen=True, slots=True)
+class TriedCut:
+    """A cut that was solved: the plans of its stages, the seconds of the pipeline, of its stages and transfers.
+
+    Stages that share ranks are planned again under a part of the budget, where they do not fit together.
+    """
+
+    cut: tuple[int, ...]
+    plans: tuple[Plan, ...]
+    seconds: float
+    stages: tuple[StageSeconds, ...]
+    transfers: tuple[float, ...]
 
 
 class Sent(NamedTuple):
@@ -180,3 +194,11 @@ def simulated(schedule: Schedule, stages: Sequence[StageSeconds], transfers: Seq
     columns = list(zip(*stages, strict=True))
     return simulate_pipeline(schedule, columns[0], columns[1], columns[2], transfers, columns[4],
                              gather_seconds=columns[3], update_seconds=columns[5])
+
+
+def simulated_cut(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph, cut: tuple[int, ...]
+                  ) -> TriedCut:
+    """The pipeline of these plans of its stages, whose places in the chain of units are those of the cut."""
+    seconds, between = stage_times(cluster, plans, staged, graph)
+    makespan = simulated(staged.schedule(), seconds, between).makespan
+    return TriedCut(cut, tuple(plans), makespan, tuple(seconds), tuple(between))

@@ -1,31 +1,36 @@
-"""Plans the stages of one cut, and simulates the pipeline that they make."""
+"""Tries cuts of one candidate: plans their stages, simulates the pipeline, and tells which others are likely better.
 
-from dataclasses import dataclass
+What stages take in a cut that was not tried is expected from what bounds know of them and from the cuts that were
+(`cut_problems.PlacedStages`). Where stages share ranks, a byte that a rank lacks costs there what it costs in the
+fastest (`rank_memory.price_of_bytes`). The likely best of the cuts beside the fastest is tried next.
+"""
 
-from autoddl.core.pipeline import flights_of
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import islice, pairwise
+from math import inf
+
+from autoddl.core.errors import Infeasible, InputError
+from autoddl.core.pipeline import Flight, Schedule, flights_of
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
-from autoddl.planner.pipelines.rank_memory import fitting_plans
+from autoddl.planner.pipelines.cut_problems import PlacedStages, other_cuts
+from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, roomier_cuts
+from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
-from autoddl.planner.pipelines.staged_steps import simulated, stage_times
+from autoddl.planner.pipelines.staged_steps import TriedCut, simulated_cut
 
-__all__ = ["TriedCut", "simulated_cut", "try_cut"]
+ATTEMPTS = 12
+"""Cuts of a candidate that are tried at most, where no plan of any is known."""
 
+OFF = 0.01
+"""The part by which a cut may take less than is expected of it."""
 
-@dataclass(frozen=True, slots=True)
-class TriedCut:
-    """A cut that was solved: the plans of its stages, the seconds of the pipeline, and of stages and transfers if told.
-
-    Stages that share ranks are planned again under a part of the budget, where they do not fit together.
-    """
-
-    cut: tuple[int, ...]
-    plans: tuple[Plan, ...]
-    seconds: float
-    stages: tuple[StageSeconds, ...] = ()
-    transfers: tuple[float, ...] = ()
+__all__ = ["TriedCuts", "try_cut"]
 
 
 def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = False) -> TriedCut:
@@ -35,10 +40,145 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = F
     """
     staged = part.staged(name, cut)
     plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule()), roughly)
-    return simulated_cut(part, staged, cut, plans)
+    return simulated_cut(part.task.cluster, plans, staged, part.graph, cut)
 
 
-def simulated_cut(part: StageParts, staged: Staged, cut: tuple[int, ...], plans: tuple[Plan, ...]) -> TriedCut:
-    """The pipeline of these plans of its stages."""
-    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
-    return TriedCut(cut, plans, simulated(staged.schedule(), seconds, between).makespan, tuple(seconds), tuple(between))
+@dataclass(eq=False)
+class TriedCuts:
+    """The cuts of a candidate that were tried.
+
+        part       the stages, and what is known of them
+        name       name of the schedule
+        tried      what was found of each cut; None where a stage has no plan
+        rough      those whose plans were found roughly
+        elsewhere  cuts that another process tried
+        paid       by cut, seconds that a byte costs there
+        sizes      bytes of a stage without a budget, by its number and places
+        problem    why a cut cannot be, other than for its bytes
+        is_full    whether a cut cannot be for its bytes
+    """
+
+    part: StageParts
+    name: str
+    tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
+    rough: set[tuple[int, ...]] = field(default_factory=set)
+    elsewhere: set[tuple[int, ...]] = field(default_factory=set)
+    paid: dict[tuple[int, ...], float] = field(default_factory=dict)
+    sizes: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    problem: InputError | None = None
+    is_full: bool = False
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule. Raises InputError where there is none so."""
+        cuts = tuple(range(1, self.part.stages))
+        return Staged(cuts, self.name, self.part.microbatches, sizes=self.part.sizes).schedule()
+
+    @cached_property
+    def flights(self) -> tuple[Flight, ...]:
+        """By stage, the microbatches in flight."""
+        return tuple(flights_of(self.schedule))
+
+    def staged(self, cut: tuple[int, ...]) -> Staged:
+        """How the model is cut there, and on which ranks each stage is."""
+        return self.part.staged(self.name, cut)
+
+    @property
+    def found(self) -> list[TriedCut]:
+        """The pipelines that were found, the fastest first."""
+        return sorted((one for one in self.tried.values() if one is not None), key=lambda one: one.seconds)
+
+    @property
+    def fastest(self) -> TriedCut | None:
+        """The fastest pipeline; None where there is none."""
+        return next(iter(self.found), None)
+
+    @property
+    def is_rough(self) -> bool:
+        """Whether the fastest pipeline was found roughly."""
+        return self.fastest is not None and self.fastest.cut in self.rough
+
+    def add(self, made: TriedCut) -> None:
+        """Adds a pipeline, unless a faster one of the same cut is known."""
+        before = self.tried.get(made.cut)
+        self.tried[made.cut] = made if before is None or made.seconds < before.seconds else before
+
+    def add_plans(self, cut: tuple[int, ...], plans: Sequence[Plan]) -> None:
+        """Adds the pipeline of these plans of the stages of a cut."""
+        self.add(simulated_cut(self.part.task.cluster, plans, self.staged(cut), self.part.graph, cut))
+
+    def find(self, cut: tuple[int, ...], roughly: bool = False) -> TriedCut | None:
+        """The pipeline of a cut, None where a stage has no plan; one found roughly is looked for again."""
+        if cut not in self.tried or (cut in self.rough and not roughly):
+            self.tried.setdefault(cut, None)
+            self.rough = self.rough | {cut} if roughly else self.rough - {cut}
+            try:
+                self.add(try_cut(self.part, self.name, cut, roughly))
+            except Infeasible:
+                self.is_full = True
+            except InputError as error:
+                self.problem = error
+        return self.tried[cut]
+
+    def find_any(self, cut: tuple[int, ...], tell: Callable[[str], None]) -> None:
+        """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
+        with suppress(OutOfTime):
+            for other in islice(roomier_cuts(self.part, self.name, cut, self.flights), ATTEMPTS):
+                tell("cuts that leave more room")
+                if self.find(other) is not None:
+                    break
+
+    def step(self, best: float, met: Sequence[tuple[int, ...]]) -> bool:
+        """Tries the likely best of the cuts beside the fastest, or that were `met`; whether one was tried.
+
+        Where the fastest was found roughly so is that one, and where none is faster the fastest is looked for again.
+        `best` are the seconds of the best plan that is known of any candidate.
+        """
+        before, is_rough = self.fastest, self.is_rough
+        with suppress(OutOfTime):
+            others = [] if self.part.late() else self.likely_better(best, met)[:1]
+            for cut in others:
+                self.find(cut, roughly=is_rough)
+            again = before if is_rough and self.fastest is before and not self.part.late() else None
+            if again is not None:
+                self.find(again.cut)
+            return bool(others) or again is not None
+        return False
+
+    def likely_better(self, best: float, met: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Cuts that are likely faster than the fastest and near the `best` seconds, those first that take least.
+
+        Without any they are beside the first that was `met`.
+        """
+        placed, fastest = self.placed, self.fastest
+        start = fastest.cut if fastest else met[0] if met else ()
+        done = {cut for cut in self.tried if self.is_rough or cut not in self.rough} | self.elsewhere
+        most = max(fastest.seconds, placed.seconds(start)) if fastest else inf
+        also = [*met, placed.near(start, 0.0)] if start else met
+        return other_cuts(placed, done, start, min(most, best * (1 + OFF)), also)
+
+    @property
+    def placed(self) -> PlacedStages:
+        """What stages likely take where they lie, under what is known now, with what their bytes cost."""
+        price, lost = self._byte_price, None
+        if price > 0:
+            lost = partial(lost_seconds, self.part, flights=self.flights, price=price, known=self.sizes)
+        return PlacedStages(self.part, self.schedule, self.flights, lost, {} if lost else self._taken, self.fastest)
+
+    @property
+    def _taken(self) -> dict[tuple[int, int, int], StageSeconds]:
+        """By stage and the places where it begins and ends, the seconds that it was found to take."""
+        return {(s, *at): seconds for one in reversed(self.found) if one.cut not in self.rough
+                for s, (seconds, at) in enumerate(
+                    zip(one.stages, pairwise((0, *one.cut, self.part.units)), strict=True))}
+
+    @property
+    def _byte_price(self) -> float:
+        """The seconds that a byte costs in the fastest pipeline; 0 where no stages share ranks, or none is known."""
+        fastest = self.fastest
+        if fastest is None or not self.part.shares:
+            return 0.0
+        if fastest.cut not in self.paid:
+            with suppress(OutOfTime, Infeasible, InputError):
+                self.paid[fastest.cut] = price_of_bytes(self.part, self.staged(fastest.cut), fastest.plans)
+        return self.paid.get(fastest.cut, 0.0)

@@ -28,7 +28,8 @@ from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged, stage_cluster
-from autoddl.planner.pipelines.tried_cuts import TriedCut, try_cut
+from autoddl.planner.pipelines.staged_steps import TriedCut
+from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.question import graphs_beside, options_text
 from autoddl.planner.strategies import grids_of_stages
 from autoddl.planner.task import PlanTask
