@@ -222,7 +222,7 @@ def compare(model: "nn.Module", cluster: str | Path | Cluster, sample: object = 
     first: dict[str, _Find] = {"found": partial(_found, task, progress)}
     if own.mine is not None:
         check_rows(own.mine, task.original, task.cluster.size, own.microbatches)
-        first["mine"] = partial(_mine, replace(task, options=own), progress)
+        first["mine"] = partial(_mine, replace(task, options=own.run_by(task.cluster, task.graph)), progress)
     for title, find in (first | _uniform(task, progress) | _named(task, progress)).items():
         late = bool(found) and found[-1].interrupted
         found.append(Comparison(title, None, "not begun: interrupted", interrupted=True) if late else _row(title, find))

@@ -13,7 +13,7 @@
     shard       of those of dp, the ranks that hold the pieces; the others hold copies of them (HSDP); left out, all
     sp          tp splits the length too, wherever it splits no product (sequence parallel)
     ring        keys and values stay split over cp, and pass round a ring; left out, attention is as it is cheapest
-    recompute   none, selective or full: what backward computes again of every block
+    recompute   none, light, selective or full: what backward computes again of every block
 
 Ranks are numbered as Megatron does: tp innermost, then cp, then ep inside dp, and pp outermost.
 """
@@ -24,7 +24,7 @@ from math import prod
 
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
-from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
+from autoddl.core.recompute import FULL, LIGHT, NO_RECOMPUTE, SELECTIVE
 
 __all__ = ["Degrees"]
 
@@ -66,8 +66,8 @@ class Degrees:
         if self.vp > 1 == self.pp:
             raise InputError(f"'{self}': vp counts the chunks of the model on each of the pp parts, and pp is 1; give "
                              "pp, or leave vp out")
-        if self.recompute not in (NO_RECOMPUTE, SELECTIVE, FULL):
-            raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {SELECTIVE} or {FULL}")
+        if self.recompute not in (NO_RECOMPUTE, LIGHT, SELECTIVE, FULL):
+            raise InputError(f"'{self}': recompute is {NO_RECOMPUTE}, {LIGHT}, {SELECTIVE} or {FULL}")
         if self.dp and self.shard and self.dp % self.shard:
             raise InputError(f"'{self}': shard counts ranks among those of dp, so {self.shard} must divide {self.dp}")
         if self.dp and self.dp % self.experts_in_dp:

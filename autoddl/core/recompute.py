@@ -6,18 +6,22 @@ it (`operators.recomputed`):
 
     full         all but what others read: the block keeps the tensors that it reads from outside
     selective    what needs no product, convolution or attention; the results of these are kept
+    light        elementwise ops inside a row of such ops, as kernels by hand do of SwiGLU
+
+At the last two, copies that conversions made of factors of products which do not run again are made again. So a rank
+keeps its shard of a sequence, and gathers the whole twice (Korthikanti et al. 2022, section 4.2.2).
 
 A plan names a block as `h.3`, which is full, or as `h.3:selective`. A *policy* says which blocks are recomputed, as
 text:
 
     none               no block
-    full, selective    every block, at this level
+    full, selective    every block, at this level; light is another
     every-K            every K-th block, the first, the (K+1)-th and so on
     first-N            the first N blocks: their backward comes last, so what the others saved is gone by then
     h.0+h.2            the blocks of these names
     search             whichever the search finds best, at levels of its choice (`pricing.policies`)
 
-Behind `every-K`, `first-N` and each name may stand `:selective`.
+Behind `every-K`, `first-N` and each name may stand `:selective` or `:light`.
 """
 
 import re
@@ -31,6 +35,7 @@ from autoddl.core.hubs import HUB
 
 __all__ = [
     "FULL",
+    "LIGHT",
     "NO_RECOMPUTE",
     "SEARCH",
     "SELECTIVE",
@@ -48,14 +53,17 @@ __all__ = [
     "recomputes_more",
     "renamed_policy",
     "select_blocks",
+    "without_light",
 ]
 
-NO_RECOMPUTE, SELECTIVE, FULL = "none", "selective", "full"
+NO_RECOMPUTE, LIGHT, SELECTIVE, FULL = "none", "light", "selective", "full"
+
+_LEVELS = (LIGHT, SELECTIVE, FULL)
 
 SEARCH = "search"
 """The policy that leaves the level of every block to the search."""
 
-_POLICY = re.compile(r"(none|search)|(full|selective)|(every|first)-([1-9][0-9]*)(?::(selective))?")
+_POLICY = re.compile(r"(none|search)|(full|selective|light)|(every|first)-([1-9][0-9]*)(?::(selective|light))?")
 
 _LEAST_OPS = 2
 """Ops of a block, hubs not counted: keeping the input of a single op saves nothing."""
@@ -105,9 +113,9 @@ def _parse(text: str) -> _Policy:
         none, whole, kind, number, level = found.groups()
         return _Policy("named", 0, FULL) if none else _Policy(kind or "every", int(number or 1), whole or level or FULL)
     entries = tuple(map(_entry, text.split("+")))
-    if any(level not in (SELECTIVE, FULL) or not name or _member(name) != name for name, level in entries):
-        raise InputError(f"there is no recomputation {text!r}; there are none, full, selective, search, every-K and "
-                         "first-N, like 'every-2' or 'first-8:selective', and names, like 'h.0+h.2:selective'")
+    if any(level not in _LEVELS or not name or _member(name) != name for name, level in entries):
+        raise InputError(f"there is no recomputation {text!r}; there are none, full, selective, light, search, every-K "
+                         "and first-N, like 'every-2' or 'first-8:selective', and names, like 'h.0+h.2:selective'")
     return _Policy("named", 0, FULL, entries)
 
 
@@ -148,6 +156,14 @@ def policy_of_part(policy: str, graph: Graph) -> str:
         return NO_RECOMPUTE
     left = tuple(recompute_entry(name, level) for name, level in entries if name in known)
     return policy_text(left) if entries else policy
+
+
+def without_light(policy: str) -> str:
+    """Returns the policy without what it recomputes at the level light."""
+    asked = _parse(policy)
+    if asked.entries:
+        return policy_text([recompute_entry(name, level) for name, level in asked.entries if level != LIGHT])
+    return NO_RECOMPUTE if asked.level == LIGHT else policy
 
 
 def counted(policy: str) -> int:
@@ -214,9 +230,9 @@ def leveled_blocks(graph: Graph, names: Sequence[str]) -> tuple[tuple[Block, str
         if name not in known:
             raise InputError(f"{name} is no block of this model that can be recomputed; its blocks are "
                              f"{', '.join(known) or 'none'}")
-        if level not in (SELECTIVE, FULL) or found.setdefault(name, level) != level:
-            raise InputError(f"block {name} is recomputed at one level, full or selective: name it as {name} or as "
-                             f"{name}:selective, once")
+        if level not in _LEVELS or found.setdefault(name, level) != level:
+            raise InputError(f"block {name} is recomputed at one level, full, selective or light: name it as {name}, "
+                             f"{name}:selective or {name}:light, once")
     return tuple(sorted(((known[name], level) for name, level in found.items()), key=lambda one: one[0].start))
 
 

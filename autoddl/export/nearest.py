@@ -16,6 +16,7 @@ from math import log2
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.precision import Precision
+from autoddl.core.recompute import without_light
 from autoddl.export.configuration import DATA_ROLES, Configuration, Degree, degrees_of
 from autoddl.export.target import Target, TargetLimits
 
@@ -43,8 +44,11 @@ def nearest_configuration(given: Configuration, target: Target) -> NearestConfig
     for change in (_degrees, _pipeline, _words):
         found, more = change(found, target)
         lost += more
-    policies: tuple[str, ...] = (given.recompute,)
-    if _policy_kind(given.recompute, found.stages) not in limits.recompute:
+    policies: tuple[str, ...] = (without_light(given.recompute),)
+    if policies[0] != given.recompute and not target.keeps:
+        lost.append(f"recomputation {given.recompute} becomes {policies[0]}: no other program computes insides of "
+                    "kernels again")
+    if _policy_kind(policies[0], found.stages) not in limits.recompute:
         policies = tuple(one for one in ("none", "selective", "full") if one in limits.recompute)
         words = f"one of {', '.join(policies)}" if len(policies) > 1 else policies[0]
         lost.append(f"recomputation {given.recompute} becomes {words}")

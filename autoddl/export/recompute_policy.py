@@ -17,7 +17,8 @@ def short_policy(graph: Graph, names: Sequence[str]) -> str:
         return NO_RECOMPUTE
     count, wanted = len(blocks_of(graph)), frozenset(names)
     some = [f"first-{len(names)}", *(f"every-{k}" for k in range(2, count + 1) if -(-count // k) == len(names))]
-    for policy in ("full", "selective", *some, *(f"{one}:selective" for one in some)):
+    leveled = (f"{one}:{level}" for level in ("selective", "light") for one in some)
+    for policy in ("full", "selective", "light", *some, *leveled):
         if frozenset(policy_blocks(graph, policy)) == wanted:
             return policy
     return policy_text(names)

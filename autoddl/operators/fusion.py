@@ -45,7 +45,7 @@ from autoddl.cost_models import Cluster, Device
 from autoddl.operators.families import family_of
 from autoddl.operators.work import VIEWS, base
 
-__all__ = ["ALONE", "Chained", "FusedEnds", "as_compiled", "chains", "fused_ends", "with_fused_ends"]
+__all__ = ["ALONE", "Chained", "FusedEnds", "as_compiled", "chains", "fused_ends", "is_fused", "with_fused_ends"]
 
 CURVES = frozenset(("add", "copy", "exponential", "multiply", "reduce", "normalise", "batch normalise", "loss"))
 """Curves of ops that a compiler writes itself; not of lookups and windows."""
@@ -141,7 +141,7 @@ def _fused(graph: Graph, by_hand: bool, loosely: bool
     """(the makers and readers of tensors, whether an op is fused with one before it which made what it reads)."""
     makers, readers = _ends(graph)
     apart = _apart(graph, makers, loosely) if by_hand else frozenset[str]()
-    fuses = [bool(op.arg(FUSES)) if _is_end(op) else _fuses(op) and op.name not in apart for op in graph.ops]
+    fuses = [bool(op.arg(FUSES)) if _is_end(op) else is_fused(op) and op.name not in apart for op in graph.ops]
     behind = _behind(graph, makers, fuses) if loosely else []
     depth = [] if loosely else _depths(graph, makers, fuses)
 
@@ -157,7 +157,7 @@ def _bytes(graph: Graph, tensors: Sequence[int]) -> int:
     return sum(graph.tensors[t].nbytes for t in tensors)
 
 
-def _fuses(op: Op) -> bool:
+def is_fused(op: Op) -> bool:
     """Whether a compiler writes the op into a kernel with others."""
     name = base(op)
     family = family_of(name)

@@ -45,14 +45,18 @@ class _Parts:
     switched: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     local: float = 0.0
 
-    def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1) -> None:
-        """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them."""
+    def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1,
+            priced: float | None = None) -> None:
+        """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them.
+
+        Their seconds count `priced` times, where that is another number.
+        """
         mesh = self.pricing.mesh
         bucketed = tensor.kind is Kind.PARAMETER
         price = self.pricing.bucket_seconds if bucketed else self.pricing.step_seconds
         sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
         for step, (full, touched) in zip(steps, sizes, strict=True):
-            cost = price(step, full, touched, tensor.itemsize) * times
+            cost = price(step, full, touched, tensor.itemsize) * (times if priced is None else priced)
             if step.kind in COLLECTIVES:
                 name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
                 kind, nbytes = step.sends(ranks, full, tensor.itemsize)
@@ -111,9 +115,10 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
                          reads.gradients[edge.slot] if flows else None, writes.sparse)
             forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
         else:
-            times = 1 + (target.item.name in pricing.again)
+            at, parts_of = (target.item.name, edge.slot), pricing.microbatches
             forward = steps_of(pricing, tensor, writes.outputs[edge.port], reads.inputs[edge.slot], "activations")
-            parts.add(tensor, forward, writes.outputs[edge.port], pricing.microbatches * times)
+            parts.add(tensor, forward, writes.outputs[edge.port], parts_of * (1 + pricing.converts_again(*at)),
+                      parts_of * (1 + pricing.share_again(*at)))
             if flows:
                 backward = steps_of(pricing, tensor, reads.gradients[edge.slot], writes.wanted[edge.port],
                                     "activations")

@@ -100,7 +100,7 @@ def _policies(pricing: Pricing, candidate: Candidate) -> Policies:
     """The policies that the search chooses a level of."""
     if candidate.recompute != SEARCH:
         return NO_POLICIES
-    return separable(pricing, policies_of(pricing.graph, levels(pricing.graph)))
+    return separable(pricing, policies_of(pricing.graph, levels(pricing.graph, pricing.cluster.device.by_hand)))
 
 
 def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variable, ...]]:

@@ -14,11 +14,12 @@ from typing import Any, ParamSpec, TypedDict, TypeVar, cast
 from autoddl.core.codecs import CODECS, checked_codecs, parse_codecs
 from autoddl.core.degrees import Degrees
 from autoddl.core.errors import InputError
+from autoddl.core.graph import Graph
 from autoddl.core.names import near_names
 from autoddl.core.pipeline import sizes_of
 from autoddl.core.pipeline_schedules import named_schedule
 from autoddl.core.precision import RECIPES, Precision
-from autoddl.core.recompute import NO_RECOMPUTE, check_policy
+from autoddl.core.recompute import LIGHT, NO_RECOMPUTE, blocks_of, check_policy
 from autoddl.core.sparse import SparseRule
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.units import with_unit
@@ -120,6 +121,7 @@ class PlanOptions:
 
     recompute: tuple[str, ...] = _option(("none",), "blocks whose forward backward may run again instead of keeping "
                                          "what it saved: none, full, selective (all but products and attention), "
+                                         "light (inside of elementwise rows; gathers are made twice), "
                                          "search, every-K, first-N; every-K:selective and so on",
                                          metavar="POLICY,POLICY,...", written=str)
     """Policies of recomputation to choose from, as text (`core.recompute`), each once."""
@@ -260,6 +262,11 @@ class PlanOptions:
                              f"{', '.join(self.schedule)}: leave schedule out, or vp in mine")
         return replace(self, recompute=(degrees.recompute,) if said else self.recompute, stages=(degrees.pp,),
                        schedule=schedule)
+
+    def run_by(self, cluster: Cluster, graph: Graph) -> "PlanOptions":
+        """The options for the programs of a cluster: those by hand never keep more than `light` does."""
+        keeps_all = self.recompute == (NO_RECOMPUTE,) and blocks_of(graph)
+        return replace(self, recompute=(LIGHT,)) if keeps_all and cluster.device.by_hand else self
 
     @property
     def rings(self) -> bool:

@@ -115,6 +115,7 @@ def task_of(model: "nn.Module", cluster: str | Path | Cluster, sample: object, o
                 captured[n] = result()
     _check_regions(whole.graph, place)
     check_of_model(options, whole.graph)
+    options = options.run_by(place, whole.graph)
     about = {"model": name or type(model).__name__, "factory": dict(factory or {})}
     return PlanTask(whole.graph, whole.original, whole.spec, place, limit, options, about, perf_counter() - start,
                     began, Variants(part, captured), notes=whole.notes)

@@ -88,7 +88,7 @@ def _op_sizes(pricing: Pricing, op: Op, choices: Sequence[Choice]) -> Sizes:
                         for shape, size in zip(reads, sizes[0], strict=True)])
         call = LocalOp(op, values, writes, sizes[1], needs, has_local_kernel(op, graph, reads, reduces),
                        pricing.cluster.device.kind == "cpu", reduces,
-                       graph.tensors[op.inputs[0]].shape if op.inputs else ())
+                       graph.tensors[op.inputs[0]].shape if op.inputs else (), pricing.cluster.device.by_hand)
         moved = _moved(pricing, op, reads[0], writes[0], sizes[1][0]) if base(op) in VIEWS else {}
         for what, nbytes in (_call_sizes(call) | moved).items():
             rows[what].append(nbytes)

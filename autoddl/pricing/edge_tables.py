@@ -53,8 +53,8 @@ class Use:
     """Whether a gradient comes back."""
     back: bool
     """Whether it carries a parameter that backward needs."""
-    again: bool = False
-    """Whether backward computes the reader again."""
+    again: float = 0.0
+    """What counts of the seconds in which backward converts it again; 0 where it does not."""
     intermediate: bool = False
     """Whether an op computes the tensor, so that a slice of it is a copy (`operators.work.intermediates`)."""
 

@@ -51,4 +51,4 @@ def gathered_back(pricing: Pricing, differentiable: frozenset[int]) -> frozenset
     graph = pricing.graph
     uses = graph.consumers()
     return frozenset(t for t, tensor in enumerate(graph.tensors)
-                     if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable, pricing.again))
+                     if tensor.kind is Kind.PARAMETER and read_back(t, graph, uses, differentiable, pricing.repeated))

@@ -129,7 +129,7 @@ class _Builder:
         flows = carries(edge, target, self.flows)
         for pricing, back in zip(self.pricings, read, strict=True):
             use = Use(self.graph.tensors[edge.tensor], edge.port, edge.slot, flows, edge.tensor in back,
-                      target.name in pricing.again, edge.tensor in self.intermediates)
+                      pricing.share_again(target.name, edge.slot), edge.tensor in self.intermediates)
             keys.append(("edge", self.alike[edge.source], edge.port, self.alike[edge.target], edge.slot, use.flows,
                          use.back, use.again, use.intermediate))
             if keys[-1] not in self.made:

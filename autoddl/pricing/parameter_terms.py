@@ -58,7 +58,7 @@ def _gathered(terms: StepTerms, j: int, k: int) -> None:
     if terms.graph.ops[j].target == HUB:
         for i, slot in terms.readers[terms.graph.ops[j].outputs[0]]:
             if terms.saves(i, slot):
-                terms.keep(("edge", i, slot), ("copy",), terms.before(i), i)
+                terms.keep_copy(i, slot, terms.before(i))
             else:
                 terms.add(("edge", i, slot), ("copy",), terms.before(i), terms.forward(i))
 

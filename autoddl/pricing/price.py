@@ -43,7 +43,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.layout import Layout, Mesh, Split, local_shape
 from autoddl.core.plan import BUCKET_BYTES
-from autoddl.core.recompute import Block, select_blocks
+from autoddl.core.recompute import LIGHT, Block, select_blocks
 from autoddl.core.sparse import PASSES
 from autoddl.core.split_backward import weights_of
 from autoddl.cost_models import (
@@ -57,6 +57,7 @@ from autoddl.cost_models import (
     moved_by,
     ways_of,
 )
+from autoddl.cost_models.software import SLOWDOWN
 from autoddl.operators.fusion import Chained, chains
 from autoddl.operators.narrow_products import Cast, narrow_products
 from autoddl.operators.recomputed import RecomputedPart, recomputed_parts
@@ -157,15 +158,23 @@ class Pricing:
     weights: frozenset[int] = field(init=False, compare=False)
     """Tensors whose gradients are computed in W, where W counts by itself; else none."""
     again: frozenset[str] = field(init=False, compare=False)
-    """Names of the ops that run again."""
+    """Names of the ops whose kernels run again: not those at `light` inside kernels by hand, which read no more."""
+    repeated: frozenset[str] = field(init=False, compare=False)
+    """Names of the ops that run again, in kernels of their own or not."""
+    copied: frozenset[tuple[str, int]] = field(init=False, compare=False)
+    """Inputs (name, number) of others whose conversion runs again."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "blocks", select_blocks(self.graph, self.recompute))
         object.__setattr__(self, "parts", recomputed_parts(self.graph, self.recompute))
         splits = self.times.late != self.times.backward
         object.__setattr__(self, "weights", weights_of(self.graph) if splits else frozenset())
-        object.__setattr__(self, "again", frozenset(self.graph.ops[i].name for part in self.parts for i in part.ops))
+        object.__setattr__(self, "copied", frozenset((self.graph.ops[i].name, k)
+                                                     for part in self.parts for i, k in part.copies))
         device = self.cluster.device
+        for name, parts in (("repeated", self.parts), ("again", [part for part in self.parts if not (
+                device.by_hand and part.level == LIGHT)])):
+            object.__setattr__(self, name, frozenset(self.graph.ops[i].name for part in parts for i in part.ops))
         object.__setattr__(self, "narrow", narrow_products(self.graph) if device.narrow else {})
         fused = chains(self.graph, device.by_hand) if device.compiled else {}
         apart = frozenset[str]() if device.by_hand else self.again
@@ -183,6 +192,20 @@ class Pricing:
         The first of m microbatches has none to add to. So each backward has (m - 1) / m of an addition in the mean.
         """
         return self.times.late * (self.microbatches - 1) / self.microbatches
+
+    def converts_again(self, op: str, k: int) -> bool:
+        """Whether backward runs the conversion of input k of an op again."""
+        return op in self.repeated or (op, k) in self.copied
+
+    def share_again(self, op: str, k: int) -> float:
+        """What part of its seconds the conversion of input k of an op takes when backward runs it again, 0 if not.
+
+        Programs by hand gather the copy beside the product that yields the input's gradient (Megatron-LM,
+        tensor_parallel/layers.py). What runs at once slows both by SLOWDOWN.
+        """
+        if (op, k) in self.copied and self.cluster.device.by_hand:
+            return SLOWDOWN - 1
+        return float(self.converts_again(op, k))
 
     def names(self, axes: tuple[int, ...]) -> str:
         """The names of some axes as text, like `net+node`."""

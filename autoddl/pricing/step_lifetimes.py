@@ -8,9 +8,9 @@
     hub          a gradient that waits for those of the other readers of its tensor
     send, receive    a tensor, or its gradient, on the way to another stage: at all moments but U
 
-What backward runs again and brings back (`operators.recomputed`) lives from B of the op that triggers it on. Until then
-live the tensors that it reads, and copies that conversions made for ops that do not run again. Such a term depends on
-the level of one block: that of the op that keeps, or that of the part that reads.
+What backward runs again and brings back (`operators.recomputed`) lives from B of the op that triggers it on, as copies
+do that conversions make again. Until then live the tensors that are read for that. Such a term depends on the level of
+one block: that of the op that keeps, or that of the part that reads.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -74,11 +74,19 @@ def _read_by(terms: StepTerms, part: RecomputedPart) -> None:
         op = terms.graph.ops[i]
         root = op.inputs[0] if op.target == HUB else t
         source = terms.writer.get(root)
-        if source is None or terms.is_view[source]:
+        if source is None or (terms.is_view[source] and not _is_cut(terms, source)):
             continue  # a hub of a parameter, whose copies the edges count; a view of what lives anyway
         start = max(_free_from(terms, t, i, part), _free_from(terms, root, source, part))
         terms.add(("op", i, 0), ("written", op.outputs.index(t)), start, terms.backward(part.trigger) - 1,
                  ("read by a part", root), part.block.name)
+
+
+def _is_cut(terms: StepTerms, i: int) -> bool:
+    """Whether op i cuts what an op wrote, and alone reads it: its pieces count on their own."""
+    op = terms.graph.ops[i]
+    source = terms.writer.get(op.inputs[0])
+    return (len(op.outputs) > 1 and source is not None and not terms.is_view[source]
+            and len(terms.readers[op.inputs[0]]) == 1)
 
 
 def _free_from(terms: StepTerms, t: int, i: int, part: RecomputedPart) -> int:
@@ -87,6 +95,7 @@ def _free_from(terms: StepTerms, t: int, i: int, part: RecomputedPart) -> int:
     ends = list[int]()
     if not terms.is_view[i] and terms.graph.ops[i].outputs.index(t) in terms.made[i].keeps:
         ends.append(terms.backward(i))
-    for s in (s for j, k in terms.readers[t] for s in terms.savers(j, k)):
-        ends.append(terms.forward(s) if terms.again.get(s) is part else terms.backward(s))
+    for at in terms.readers[t]:
+        ends += [terms.forward(s) if terms.again.get(s) is part or at in part.copies else terms.backward(s)
+                 for s in terms.savers(*at)]
     return max(ends, default=terms.forward(terms.last_reader(t))) + 1

@@ -28,6 +28,7 @@ class StepTerms:
         is_view      by op, whether it is a view
         made         by op, its footprint on whole tensors; `moved` the reshapes that copy
         again        by op that runs again, its part; `block` by op of its block
+        copies       the inputs (op, number) of others that are converted again
         terms        the terms found so far
     """
 
@@ -43,6 +44,7 @@ class StepTerms:
         self.yielding = [not self.flows.isdisjoint(op.outputs) for op in graph.ops]
         self.terms: list[Term] = []
         self.again = {i: part for part in parts for i in part.ops}
+        self.copies = {copy for part in parts for copy in part.copies}
         self.block = {i: part for part in parts for i in range(part.block.start, part.block.end)}
 
     @cached_property
@@ -80,15 +82,31 @@ class StepTerms:
         else:
             self.add(owner, what, start, self.backward(i))
 
+    def keep_copy(self, i: int, k: int, start: int) -> None:
+        """Adds the copy of input k of op i from `start` until its backward; made again, it is gone in between."""
+        if (i, k) in self.copies:
+            self.add(("edge", i, k), ("copy",), start, self.forward(i))
+            self.add(("edge", i, k), ("copy",), self.backward(self.block[i].trigger), self.backward(i))
+        else:
+            self.keep(("edge", i, k), ("copy",), start, i)
+
     def save(self, i: int, k: int) -> None:
-        """Adds input k of op i from its forward on until its backward; if it is brought back, a copy alone stays."""
+        """Adds input k of op i from its forward on until its backward.
+
+        Brought back or copied again it is gone in between, but for another copy.
+        """
         owner, start = ("op", i, 0), self.forward(i) + 1
-        if i in self.again or not self.is_brought_back(i, self.graph.ops[i].inputs[k]):
+        if i in self.again or not self.comes_back(i, k):
             self.keep(owner, ("saved", k), start, i)
             return
         then = self.backward(self.block[i].trigger)
-        self.add(("edge", i, k), ("copy",), start, then - 1)
+        if (i, k) not in self.copies:
+            self.add(("edge", i, k), ("copy",), start, then - 1)
         self.add(owner, ("saved", k), then, self.backward(i))
+
+    def comes_back(self, i: int, k: int) -> bool:
+        """Whether op i reads in input k what its block brings back, or copies again."""
+        return (i, k) in self.copies or self.is_brought_back(i, self.graph.ops[i].inputs[k])
 
     def is_brought_back(self, i: int, t: int) -> bool:
         """Whether op i reads tensor t, itself or behind views, from what its block brings back."""

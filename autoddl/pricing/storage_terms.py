@@ -31,7 +31,7 @@ def add_storages(terms: StepTerms, i: int, op: Op) -> None:
         if n in made.keeps:
             terms.keep(owner, ("kept", n), terms.forward(i), i)
             for reader, k in kept_reads(terms.graph, o, terms.made):
-                terms.keep(("edge", reader, k), ("copy",), terms.forward(reader), reader)
+                terms.keep_copy(reader, k, terms.forward(reader))
             _moved(terms, o)
         else:
             _storage(terms, o, owner, ("written", n), terms.forward(i))
@@ -63,7 +63,7 @@ def _storage(terms: StepTerms, t: int, owner: Owner, what: What, start: int) -> 
         _rest(terms, i)
     for i2, k2 in terms.readers[t]:
         if (i2, k2) != (i, k) and terms.saves(i2, k2):
-            terms.keep(("edge", i2, k2), ("copy",), terms.forward(i2), i2)
+            terms.keep_copy(i2, k2, terms.forward(i2))
 
 
 def _kept_storage(terms: StepTerms, reads: Sequence[tuple[int, int]], hub: Owner, what: What, start: int) -> None:
@@ -113,7 +113,7 @@ def _behind(terms: StepTerms, c: int, what: What, share: float, start: int, way:
         return
     saver, k = way[-1]
     spans = [(start, terms.backward(saver))]
-    if saver in terms.again or terms.is_brought_back(saver, terms.graph.ops[saver].inputs[k]):
+    if saver in terms.again or terms.comes_back(saver, k):
         spans = [(start, terms.forward(saver)), (terms.backward(terms.block[saver].trigger), terms.backward(saver))]
     for begin, end in spans:
         terms.add(("op", c, 0), what, begin, end)

@@ -211,6 +211,7 @@ class _Lowering:
                                                recomputed_parts(self.graph, self.plan.recompute)]
         where = {i: one for one in parts for i in one.part.ops}
         self.triggers = {one.part.trigger: one.segment for one in parts}
+        self.copies = {(self.graph.ops[i].name, k): one for one in parts for i, k in one.part.copies}
         for i, op in enumerate(self.graph.ops):
             self.part, before = where.get(i), len(self.out.nodes)
             if op.target in (HUB, SEND):
@@ -252,6 +253,9 @@ class _Lowering:
             node = self.parameter(t, tensor.fqn)
         else:
             node = self.convert(t, self.index.conversions.get((op.name, op.slots[k])))
+            if (one := self.copies.get((op.name, k))) is not None and node is not self.env[t]:
+                bring = _named(one.segment.bring((op.name, k)), f"bring_{op.name}_{k}")
+                one.nodes += [node, self.out.call_function(bring, (node,))]
         if self.flows.isdisjoint(op.outputs) and (t in self.flows or tensor.trained):
             return self.out.call_function(torch.Tensor.detach, (node,))
         return node

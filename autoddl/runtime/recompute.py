@@ -1,9 +1,9 @@
 """Runs ops again in backward, and gives autograd what they saved the first time.
 
     forward     autograd saves a note instead of what an op of the part saves, and instead of what the part brings back
-                (`operators.recomputed`); the part keeps what its ops read
-    backward    the first op that reads what the part brings back runs the part's ops again, conversions included; every
-                note then has its tensor, and drops it with the op that saved it
+                (`operators.recomputed`); the part keeps what its ops and conversions read
+    backward    the first op that reads what the part brings back runs the part's ops again, and the conversions of what
+                others read; every note then has its tensor, and drops it with the op that saved it
 
 That op is the part's trigger on every rank, whatever storages a rank's pieces share, so that all send in one order.
 All ops stay in the program, and so do their gradients: the second run's graph of autograd is thrown away. Ops run as
@@ -11,7 +11,7 @@ before, with the same random numbers, so the n-th tensor that an op saves is the
 brought back for others is known by its storage.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -65,7 +65,7 @@ class Segment:
         self._reads: dict[int, tuple[Any, bool]] = {}
         self._kept: set[int] = set()
         self._own: dict[tuple[int, int], _Note] = {}
-        self._others: dict[int, list[tuple[_Note, Any, Any, Any]]] = {}
+        self._others: dict[Hashable, list[tuple[_Note, Any, Any, Any]]] = {}
 
     def call(self, i: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """`function`, of op i, which tells autograd whose tensors it saves."""
@@ -98,8 +98,8 @@ class Segment:
                     self._kept.add(x.untyped_storage()._cdata)
         return keep
 
-    def bring(self, t: int) -> Callable[[Tensor], None]:
-        """A call with tensor t, which others save: they get notes; in the second run the notes get the tensor."""
+    def bring(self, t: Hashable) -> Callable[[Tensor], None]:
+        """A call with a tensor, known as `t`, which others save: they get notes, which the second run gives it."""
         def bring(x: Tensor) -> None:
             if self.is_again:
                 for note, size, stride, offset in self._others.pop(t, ()):
@@ -118,8 +118,8 @@ class Segment:
         """Counts a tensor of the running op that is saved in another way."""
         self._count += 1
 
-    def other_note(self, t: int, tensor: Tensor) -> _Note:
-        """A note for `tensor`, saved elsewhere, which has the storage of tensor t."""
+    def other_note(self, t: Hashable, tensor: Tensor) -> _Note:
+        """A note for `tensor`, saved elsewhere, which has the storage of what is known as `t`."""
         note = _Note(self)
         self._others.setdefault(t, []).append((note, tensor.size(), tensor.stride(), tensor.storage_offset()))
         return note
@@ -166,7 +166,7 @@ class SavedTensors:
         """Called before and after a microbatch: forgets what the last one left."""
         self.running: Segment | None = None
         self.triggers: Segment | None = None
-        self._known: dict[int, tuple[StorageWeakRef, Segment, int]] = {}
+        self._known: dict[int, tuple[StorageWeakRef, Segment, Hashable]] = {}
         for segment in self._segments:
             segment.clear()
 
@@ -175,8 +175,8 @@ class SavedTensors:
         self._segments.append(Segment(self, self._recorder))
         return self._segments[-1]
 
-    def know(self, x: Tensor, segment: Segment, t: int) -> None:
-        """From now on `segment` brings back the storage of x as tensor t, unless another tensor brings it already."""
+    def know(self, x: Tensor, segment: Segment, t: Hashable) -> None:
+        """From now on `segment` brings back the storage of x, known as `t`, unless another tensor brings it already."""
         storage = x.untyped_storage()
         self._known.setdefault(storage._cdata, (StorageWeakRef(storage), segment, t))
 

@@ -145,16 +145,18 @@ class _Program:
         return fqn not in self.edges or self.edges[fqn].is_direct
 
     def compute_again(self, part: RecomputedPart) -> None:
-        """Runs the ops of a part in backward."""
-        ops = [self.graph.ops[i] for i in part.ops]
-        self.gathers.read_back({self.behind[t] for op in ops for t in op.inputs if t in self.behind})
-        for op in ops:
+        """Runs the ops of a part in backward, and the conversions of what others read."""
+        self.gathers.read_back({self.behind[t] for i in part.ops for t in self.graph.ops[i].inputs if t in self.behind})
+        for i in part.steps:
+            op = self.graph.ops[i]
             fqns = self.parameters(op)
             for k, t in enumerate(op.inputs):
-                if k not in fqns:
+                if k not in fqns and (i in part.ops or (i, k) in part.copies):
                     legs = self.legs(self.index.conversions.get((op.name, op.slots[k])), t, "forward")
-                    self.actions.run([in_backward(leg) for leg in legs])
-            self.kernels(op, "forward", again=True)
+                    share = self.actions.pricing.share_again(op.name, k)
+                    self.actions.run([in_backward(leg, share) for leg in legs])
+            if op.name in self.actions.pricing.again:
+                self.kernels(op, "forward", again=True)
 
     def arrive(self, i: int, op: Op) -> None:
         """Converts the inputs of op i."""
@@ -256,8 +258,9 @@ class _Program:
         self.actions.run(self.inside(op, decision, direction, noted))
 
 
-def in_backward(leg: Leg) -> Leg:
-    """A step of a forward conversion, as backward runs it again."""
+def in_backward(leg: Leg, share: float) -> Leg:
+    """A step of a forward conversion, as backward runs it again, in a `share` of its seconds."""
+    leg = replace(leg, seconds=leg.seconds * share) if share < 1 else leg
     return replace(leg, sent=replace(leg.sent, direction="backward")) if isinstance(leg, Start) else leg
 
 

@@ -4,8 +4,9 @@ For each op its inputs are converted, its outputs made, and the values that back
 after its last reader. Parameters are read as stored, after local steps, or a gathered bucket at a time. Backward is in
 `memory_backward`.
 
-An op that backward runs again (`operators.recomputed`) saves nothing, nor do others save what is brought back. The
-tensors that such ops read are kept until `bring` runs them; then all that would have been saved has its users.
+An op that backward runs again (`operators.recomputed`) saves nothing, nor do others save what is brought back, or
+converted again. The tensors that are read for that are kept until `bring` runs it; then all that would have been saved
+has its users.
 """
 
 from collections.abc import Mapping
@@ -38,7 +39,8 @@ class _Segment:
         part     its ops
         kept     what they read, by tensor, each with a user
         notes    what they read and is gathered again, by tensor, and where
-        wants    tensor that is brought back -> the other ops that read it back, as often as they do
+        wants    tensor, or converted input (op, number), that is brought back -> the other ops that read it back, as
+                 often as they do
         brought  op -> the storages that its backward reads back, after the second run
         has_run  whether that was
     """
@@ -46,7 +48,7 @@ class _Segment:
     part: RecomputedPart
     kept: dict[int, Value] = field(default_factory=dict)
     notes: dict[int, tuple[Value, tuple[int, int]]] = field(default_factory=dict)
-    wants: dict[int, list[int]] = field(default_factory=dict)
+    wants: dict[int | tuple[int, int], list[int]] = field(default_factory=dict)
     brought: dict[int, list[int]] = field(default_factory=dict)
     has_run: bool = False
 
@@ -88,7 +90,8 @@ class MicrobatchMemory:
         segments = [_Segment(part) for part in self.program.parts]
         self.segments = {i: segment for segment in segments for i in segment.part.ops}
         self.asked, self.triggers = dict(self.segments), {segment.part.trigger: segment for segment in segments}
-        self.known: dict[int, tuple[_Segment, int]] = {}
+        self.copies = {copy: segment for segment in segments for copy in segment.part.copies}
+        self.known: dict[int, tuple[_Segment, int | tuple[int, int]]] = {}
         self.nodes = [self._forward(i, op) for i, op in enumerate(self.program.graph.ops)]
         self.ends = [self._converted(t, self.program.conversions.get(("output", slot)))
                      for t, slot in self.program.ends]
@@ -130,10 +133,30 @@ class MicrobatchMemory:
         self.gathered_again = {segment.kept[t].storage for t in segment.notes}
         ops, end = self.program.graph.ops, len(self.program.graph.ops)
         self.env, reads = dict(segment.kept), segment.part.reads
-        self.reader = {t: j for j in segment.part.ops for t in ops[j].inputs} | dict.fromkeys(reads, end)
-        for j in segment.part.ops:
-            self._forward(j, ops[j], segment)
+        self.reader = {t: j for j in segment.part.steps for t in ops[j].inputs} | dict.fromkeys(reads, end)
+        for j in segment.part.steps:
+            if self.segments.get(j) is segment:
+                self._forward(j, ops[j], segment)
+            else:
+                self._copy_again(j, segment)
         self._forget(segment)
+
+    def _copy_again(self, i: int, segment: _Segment) -> None:
+        """Converts inputs of op i again, which runs once."""
+        op = self.program.graph.ops[i]
+        for k, t in enumerate(op.inputs):
+            if (i, k) in segment.part.copies and self._is_moved(op, k):
+                x = self._converted(t, self.program.edge(op, k))
+                for saver in segment.wants.pop((i, k), ()):
+                    segment.brought.setdefault(saver, []).append(self.heap.keep(x.storage))
+                self.heap.drop(x.storage)
+        for t in set(op.inputs):
+            self._read(i, t)
+
+    def _is_moved(self, op: Op, k: int) -> bool:
+        """Whether input k of an op is converted."""
+        edge = self.program.edge(op, k)
+        return edge is not None and bool(edge.forward)
 
     def release(self, i: int) -> None:
         """Frees what backward of op i read back."""
@@ -194,9 +217,12 @@ class MicrobatchMemory:
         for k, t in enumerate(op.inputs):
             fqn = self.program.parameter(t)
             x = None if fqn is None else self._parameter(i, t, fqn)
-            if segment is not None and again is None:
-                self._keep_read(segment, t, self.env[t])
+            copier = self.copies.get((i, k)) if self._is_moved(op, k) else None
+            if again is None and (one := segment or copier) is not None:
+                self._keep_read(one, t, self.env[t])
             inputs.append(self._converted(t, self.program.edge(op, k)) if x is None else x)
+            if copier is not None and all(x.storage != inputs[-1].storage for x in copier.kept.values()):
+                self.known.setdefault(inputs[-1].storage, (copier, (i, k)))
             if t not in op.inputs[k + 1:]:
                 self._read(i, t)
         call = replace(self.program.calls[i], inputs=tuple(inputs))

@@ -80,7 +80,7 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
     in_flight = min(plan.in_flight, plan.microbatches)
     together = in_flight if watched else min(in_flight, APART)
     few = replace(plan, microbatches=min(plan.microbatches - in_flight, most - 1) + together)
-    parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu")
+    parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu", cluster.device.by_hand)
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
     moving = [*_in_transit(heap, plan, graph), *_waiting(heap, plan, graph)]
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]

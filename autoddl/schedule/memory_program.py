@@ -49,11 +49,12 @@ class ParsedPlan:
         last           tensor -> place of the op that reads it last
         place          name of a parameter -> its tensor
         calls          the ops on local pieces, without the values that they read
-        processor      whether the device is a CPU
+        processor      whether the device is a CPU; `by_hand` whether its kernels are written by hand
     """
 
-    def __init__(self, plan: Plan, graph: Graph, processor: bool = False) -> None:
+    def __init__(self, plan: Plan, graph: Graph, processor: bool = False, by_hand: bool = False) -> None:
         self.plan, self.graph, self.mesh, self.processor, index = plan, graph, plan.mesh, processor, plan.index()
+        self.by_hand = by_hand
         self.edges: dict[str, ParameterEdge] = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
         self.conversions = {at: self._edge(c) for at, c in index.conversions.items()}
         self.intermediates = intermediates(graph)
@@ -80,7 +81,7 @@ class ParsedPlan:
         inner = op.target in REDUCING and bool(option_of(op, self.graph, self.mesh, decision).inner)
         return LocalOp(op, (), writes, tuple([tensors[t].itemsize for t in op.outputs]), needs,
                        has_local_kernel(op, self.graph, reads, inner), self.processor, inner,
-                       tensors[op.inputs[0]].shape if op.inputs else ())
+                       tensors[op.inputs[0]].shape if op.inputs else (), self.by_hand)
 
     def edge(self, op: Op, k: int) -> ParsedConversion | None:
         """The conversion of input k of an op, None if it has none."""

@@ -23,6 +23,7 @@ from autoddl.core.hubs import HUB
 from autoddl.core.layout import Layout, local_shape
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
+from autoddl.core.recompute import LIGHT
 from autoddl.cost_models import Cluster, copy_seconds, elementwise_seconds
 from autoddl.cost_models.software import SLOWDOWN, Software
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
@@ -125,9 +126,9 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     gathered = sum(edge.tensor.numel for edge in parameter_edges(plan, graph)
                    if edge.tensor.trained and edge.summed is not None and edge.tensor.fqn in again)
     copied = (software.unpacked + software.packed) * gathered
-    forth, back = _unpadded(plan, graph) if software.unpads else (0.0, 0.0)
-    rowed = _biased(plan, graph) if software.biases_apart else (0.0, 0.0)
-    turned = _turned(plan, graph) if software.rotates_apart else (0.0, 0.0)
+    forth, back = _unpadded(plan, graph, software) if software.unpads else (0.0, 0.0)
+    rowed = _biased(plan, graph, software) if software.biases_apart else (0.0, 0.0)
+    turned = _turned(plan, graph, software) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
     ordered = ordered_bytes(plan, graph)
     ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
@@ -154,9 +155,9 @@ def ordered_bytes(plan: Plan, graph: Graph) -> float:
     return found
 
 
-def _biased(plan: Plan, graph: Graph) -> tuple[float, float]:
+def _biased(plan: Plan, graph: Graph, software: Software) -> tuple[float, float]:
     """Bytes of adding biases behind experts and clamping their gates, in forward and in backward."""
-    index, again = plan.index(), recomputed_ops(graph, plan.recompute)
+    index, again = plan.index(), _again(plan, graph, software)
     forth = back = 0.0
     known, gates = expert_products(graph), {op.name for op in clamped_gates(graph)}
     for op in graph.ops:
@@ -170,9 +171,9 @@ def _biased(plan: Plan, graph: Graph) -> tuple[float, float]:
     return forth, back
 
 
-def _turned(plan: Plan, graph: Graph) -> tuple[float, float]:
+def _turned(plan: Plan, graph: Graph, software: Software) -> tuple[float, float]:
     """Bytes of turning queries and keys on a rank in forward, and in backward, where some may run again."""
-    index, again, forth, back = plan.index(), recomputed_ops(graph, plan.recompute), 0.0, 0.0
+    index, again, forth, back = plan.index(), _again(plan, graph, software), 0.0, 0.0
     for op in graph.ops:
         if is_attention(op):
             decision = index.decisions[op.name]
@@ -183,9 +184,9 @@ def _turned(plan: Plan, graph: Graph) -> tuple[float, float]:
     return forth, back
 
 
-def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:
+def _unpadded(plan: Plan, graph: Graph, software: Software) -> tuple[float, float]:
     """Bytes that are moved around attention in forward, and in backward, where some may run again."""
-    index, again = plan.index(), recomputed_ops(graph, plan.recompute)
+    index, again = plan.index(), _again(plan, graph, software)
     forth = back = 0.0
     for op in graph.ops:
         if is_attention(op):
@@ -195,6 +196,12 @@ def _unpadded(plan: Plan, graph: Graph) -> tuple[float, float]:
             forth += 2 * read + 3 * written
             back += 2 * written + 3 * read + (2 * read + 3 * written) * (op.name in again)
     return forth, back
+
+
+def _again(plan: Plan, graph: Graph, software: Software) -> frozenset[str]:
+    """The ops whose kernels run again: in programs by hand `light` ones are inside of kernels that backward has."""
+    return recomputed_ops(graph, [name for name in plan.recompute if not (
+        software.by_hand and name.endswith(f":{LIGHT}"))])
 
 
 def _piece(plan: Plan, graph: Graph, t: int, layout: Layout) -> float:

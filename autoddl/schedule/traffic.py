@@ -29,7 +29,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Op, Tensor
 from autoddl.core.layout import Mesh
 from autoddl.core.plan import Conversion, Decision, Plan
-from autoddl.operators.recomputed import recomputed_ops
+from autoddl.operators.recomputed import copied_again, recomputed_ops
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
@@ -103,7 +103,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
     by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    again = recomputed_ops(graph, plan.recompute)
+    again, copied = recomputed_ops(graph, plan.recompute), copied_again(graph, plan.recompute)
     first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first
@@ -114,7 +114,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
     for conversion in plan.conversions:
         if by_name[conversion.tensor].kind is not Kind.PARAMETER:
             sent = tuple(_of_edge(conversion, by_name[conversion.tensor], mesh, at))
-            each += sent + _repeated(sent, conversion.op in again)
+            each += sent + _repeated(sent, conversion.op in again or (conversion.op, conversion.slot) in copied)
     for bucket in gradient_buckets(plan, graph):
         reduced = each if bucket.per_microbatch else last
         reduced += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=True)

@@ -14,7 +14,7 @@ What a row leaves out, or plans say otherwise:
 from dataclasses import dataclass, replace
 
 from autoddl.core.degrees import Degrees
-from autoddl.core.recompute import FULL, NO_RECOMPUTE, SELECTIVE
+from autoddl.core.recompute import FULL, LIGHT, NO_RECOMPUTE, SELECTIVE
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.profile import Profile
 from autoddl.cost_models.software import Software, run_by
@@ -65,8 +65,8 @@ class RunPlan:
         return Degrees.parse(self.degrees).recompute == FULL
 
     def without_recompute(self) -> "RunPlan":
-        """Returns the run with nothing computed again."""
-        return replace(self, degrees=str(replace(Degrees.parse(self.degrees), recompute=NO_RECOMPUTE)))
+        """Returns the run with nothing computed again but what its program always does."""
+        return replace(self, degrees=str(replace(Degrees.parse(self.degrees), recompute=_least(self.software))))
 
     def check_schedule(self, run: Run) -> None:
         """Raises Unpriced where interleaving cannot have this number of microbatches."""
@@ -75,10 +75,16 @@ class RunPlan:
                            "needs")
 
 
+def _least(software: Software) -> str:
+    """What a program computes again at least: one by hand keeps shards of a sequence, and no insides of its kernels."""
+    return LIGHT if software.by_hand else NO_RECOMPUTE
+
+
 def _degrees(run: Run) -> Degrees:
     """The degrees of a run."""
     apart = run.ep if run.experts else 1
-    policy = {"": NO_RECOMPUTE, "none": NO_RECOMPUTE, "full": FULL}.get(recomputation_of(run), SELECTIVE)
+    least = _least(software_of(run))
+    policy = {"": least, "none": least, "full": FULL}.get(recomputation_of(run), SELECTIVE)
     return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=run.sequence_parallel and run.tp > 1,
                    zero=run.zero_stage if run.dp * run.cp > 1 else 0, recompute=policy)
 

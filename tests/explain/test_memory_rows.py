@@ -39,11 +39,11 @@ def made(name: str, mesh: str, microbatches: int, recompute: str = "none", fligh
 
 @parametrize_or_slow("name,mesh,microbatches,recompute", [
     ("regression", "machine=2,pair=2", 1, "none"), ("gpt", "machine=2,pair=2", 1, "blocks.0:selective+blocks.1"),
-    ("neox", "all=4", 1, "first-1")], [
+    ("neox", "all=4", 1, "first-1"), ("llama", "machine=2,pair=2", 1, "first-1:light")], [
     ("vgg_bn", "pair=2", 2, "none"), ("gpt", "pair=2", 2, "every-2"),
     *((name, mesh, m, policy) for name in ("gpt", "t5", "mixture", "routed", "deepseek", "resnet", "neox", "phi3")
       for mesh, m in (("machine=2,pair=2", 1), ("all=4", 2))
-      for policy in ("none", "full", "selective", "first-1:selective"))])
+      for policy in ("none", "full", "selective", "first-1:selective", "light"))])
 def test_rows_come_out_again_from_the_layouts(name: str, mesh: str, microbatches: int, recompute: str) -> None:
     network = made(name, mesh, microbatches, recompute)
     graph, problem, kept = network.pricing.graph, network.problem(None), with_kept_tensors(network)

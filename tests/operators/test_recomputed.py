@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from autoddl.capture.capture import capture
 from autoddl.core.graph import Graph
-from autoddl.core.hubs import add_hubs
-from autoddl.core.recompute import FULL, SELECTIVE, Block, blocks_of, recompute_entry
+from autoddl.core.hubs import HUB, add_hubs
+from autoddl.core.recompute import FULL, LIGHT, SELECTIVE, Block, blocks_of, recompute_entry
 from autoddl.operators.recomputed import RecomputedPart, levels, recomputed_ops, recomputed_parts
 
 
@@ -32,23 +32,26 @@ def names_of(graph: Graph, tensors: tuple[int, ...]) -> list[str]:
 def test_parts_read_what_they_do_not_write_and_bring_back_what_stays_inside(name: str) -> None:
     graph = graph_of(name)
     dependent, readers = graph.dependent(), graph.consumers()
-    for level in (SELECTIVE, FULL):
+    for level in (LIGHT, SELECTIVE, FULL):
         for part in parts_at(graph, level):
             inside = range(part.block.start, part.block.end)
             assert set(part.ops) <= set(inside) and part.trigger in inside and part.level == level
             assert all(not dependent.isdisjoint(graph.ops[i].inputs) for i in part.ops), "the cone runs once"
             written = {t for i in part.ops for t in graph.ops[i].outputs}
             read = {t for i in part.ops for t in graph.ops[i].inputs}
+            read |= {graph.ops[i].inputs[k] for i, k in part.copies}
+            assert {i for i, _ in part.copies} <= set(inside) - set(part.ops)
             assert set(part.reads) == read - written and written.issuperset(part.noted)
             assert all(i in inside for t in part.noted for i, _ in readers[t])
 
 
 @parametrize_or_slow("name", ["gpt2", "resnet"], ["t5", "llama", "mixture"])
 def test_selective_runs_no_op_again_that_full_does_not(name: str) -> None:
-    """So whatever a plan takes at none, it takes no less at selective, and no less at full."""
+    """So whatever a plan takes at none, it takes no less at selective, and no less at full. Hubs are no work."""
     graph = graph_of(name)
-    assert {i for part in parts_at(graph, SELECTIVE) for i in part.ops} <= {
-        i for part in parts_at(graph, FULL) for i in part.ops}
+    light, selective, full = ({i for part in parts_at(graph, level) for i in part.ops if graph.ops[i].target != HUB}
+                              for level in (LIGHT, SELECTIVE, FULL))
+    assert light <= selective <= full
 
 
 def test_blocks_are_decided_one_by_one() -> None:

@@ -155,7 +155,8 @@ def test_no_row_is_above_the_line_of_a_coded_plan(name: str, recipe: str, microb
 @pytest.mark.parametrize("recipe", ["as-written", "bf16-mixed"])
 @pytest.mark.parametrize(("name", "recompute"), [
     *((name, "none") for name in ("tied", "turned", "gpt2", "gpt", "t5", "bert", "llama", "neox", "phi3", "vgg_bn")),
-    *((name, "every-2") for name in ("gpt2", "gpt", "t5", "bert", "llama", "neox", "phi3"))])
+    *((name, "every-2") for name in ("gpt2", "gpt", "t5", "bert", "llama", "neox", "phi3")),
+    *((name, level) for name in ("gpt2", "t5", "llama", "neox", "phi3") for level in ("light", "selective"))])
 def test_no_row_is_above_the_line_of_many_random_plans(name: str, recompute: str, recipe: str) -> None:
     """As many plans as AUTODDL_CASES says, of the seeds from AUTODDL_SEED on, each of another mesh."""
     begin, cases = int(os.environ.get("AUTODDL_SEED", "100")), int(os.environ.get("AUTODDL_CASES", "2"))

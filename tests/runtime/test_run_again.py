@@ -18,7 +18,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, as_sample, parted
 from autoddl.core.hubs import add_hubs
 from autoddl.core.plan import Plan
-from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
+from autoddl.core.recompute import FULL, LIGHT, SELECTIVE, blocks_of, recompute_entry
 from autoddl.runtime.parallelize import MeshModel, parallelize
 
 DROPPED = ("gpt", "gpt2", "bert", "t5")
@@ -41,8 +41,9 @@ def captured(name: str, microbatches: int) -> Captured:
 def policies(found: Captured) -> list[tuple[str, ...]]:
     """Nothing, all at one level, and levels mixed."""
     names = [block.name for block in blocks_of(add_hubs(found.graph))]
-    mixed = [recompute_entry(name, (SELECTIVE, FULL)[k % 2]) for k, name in enumerate(names)]
-    return [(), *(tuple(recompute_entry(name, level) for name in names) for level in (FULL, SELECTIVE)), tuple(mixed)]
+    mixed = [recompute_entry(name, (SELECTIVE, FULL, LIGHT)[k % 3]) for k, name in enumerate(names)]
+    return [(), *(tuple(recompute_entry(name, level) for name in names) for level in (FULL, SELECTIVE, LIGHT)),
+            tuple(mixed)]
 
 
 def trained(name: str, plan: Plan) -> list[Tensor]:
@@ -68,7 +69,7 @@ def test_gradients_on_one_rank_are_equal_to_the_bit(name: str, microbatches: int
     module, sample = made(name)
     one = plan(module, cluster_of("core=1"), sample, microbatches=(microbatches,))
     found = all_equal(name, [replace(one, recompute=again) for again in policies(captured(name, microbatches))])
-    assert found == [True] * 3
+    assert found == [True] * 4
 
 
 @pytest.mark.ranks
@@ -83,7 +84,7 @@ def test_gradients_on_several_ranks_are_equal_to_the_bit(name: str, mesh: str) -
                               captured=found)
         again = [replace(one, recompute=names) for names in policies(found)]
         for equal in on_ranks(2 if mesh == "a=2" else 4, all_equal, name, again):
-            assert equal == [True] * 3
+            assert equal == [True] * 4
 
 
 def test_evaluation_runs_nothing_again() -> None:

@@ -53,7 +53,7 @@ def test_the_predicted_peak_is_the_tracked_one(name: str, options: dict[str, flo
     ("mixture", "first-1", 1), ("llama", "selective", 1), ("gpt", "full", 1), ("gpt", "every-2", 2),
     ("gpt", "selective", 2), *((name, policy, m)
     for name in ("llama", "vit", "t5", "mixture", "routed", "resnet")
-    for policy, m in (("full", 1), ("every-2", 2), ("selective", 2), ("first-1:selective", 1)))])
+    for policy, m in (("full", 1), ("every-2", 2), ("selective", 2), ("first-1:selective", 1), ("light", 2)))])
 def test_the_predicted_peak_is_the_tracked_one_where_blocks_are_computed_again(name: str, policy: str,
                                                                                 microbatches: int) -> None:
     torch.manual_seed(0)
@@ -368,7 +368,7 @@ def test_the_predicted_peak_on_two_ranks_is_the_tracked_one_where_ops_run_again(
     model, sample = getattr(zoo, name)(B=16)
     graph = add_hubs(capture(model, sample).graph)
     (made,) = random_plans(model, sample, "core=2", 1, roles={"core": role}, regather=role == "zero" or None)
-    for policy in ("full", "selective", "first-1:selective"):
+    for policy in ("full", "selective", "first-1:selective", "light"):
         again = replace(made, backend="gloo", recompute=policy_blocks(graph, policy))
         peak = predict_memory(again, graph, "adamw", place).peak
         assert peak == pytest.approx(on_ranks(2, part_of, model, sample, again)[0], rel=NEAR), policy

@@ -290,7 +290,8 @@ def test_the_time_line_has_the_order_of_the_runtime(some: tuple[int, ...]) -> No
 
 @pytest.mark.ranks
 @parametrize_or_slow("k, policy", [(3, "blocks.0:selective+blocks.1")], [
-    (k, policy) for k in range(6) for policy in ("full", "selective", "first-1:selective") if (k + len(policy)) % 2])
+    *((k, policy) for k in range(6) for policy in ("full", "selective", "first-1:selective") if (k + len(policy)) % 2),
+    *((k, "light") for k in range(6))])
 def test_the_time_line_has_the_order_of_the_runtime_where_ops_run_again(k: int, policy: str) -> None:
     again = policy_blocks(add_hubs(captured().graph), policy)
     _order_is_that_of_the_runtime(replace(plans()[k], recompute=again))

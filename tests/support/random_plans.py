@@ -10,7 +10,7 @@ from autoddl.core.layout import Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import VERSION, Plan
 from autoddl.core.problem import Problem, Solution
-from autoddl.core.recompute import FULL, SELECTIVE, blocks_of, recompute_entry
+from autoddl.core.recompute import FULL, LIGHT, SELECTIVE, blocks_of, recompute_entry
 from autoddl.cost_models import Cluster, load_cluster
 from autoddl.operators.ring import with_rings
 from autoddl.planner.assemble import assemble, plan_of
@@ -60,7 +60,7 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     graph = add_hubs(with_rings(captured.graph) if rings else captured.graph)
     levels = random.Random(seed + 1)
     blocks = blocks_of(graph) if recompute else ()
-    names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE))) for block in blocks]
+    names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE, LIGHT))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
                       recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)),
                       in_flight=flight.in_flight, waiting=flight.waiting, codecs=codecs, sparse=sparse)

@@ -78,7 +78,7 @@ def _gathered(rank: RankSpans, j: int, k: int) -> None:
         for i, slot in rank.readers[rank.graph.ops[j].outputs[0]]:
             nbytes = rank.read(i, slot) * bool(rank.converted(i, slot))
             if not rank.views[i] and slot in rank.whole[i].saves:
-                rank.keep(2 * i, i, nbytes)
+                rank.keep_input(2 * i, i, slot, nbytes)
             else:
                 rank.add(2 * i, 2 * i + 1, nbytes)
 

@@ -10,6 +10,7 @@ from autoddl.core.graph import Graph
 from autoddl.core.layout import Layout, Mesh, local_shape
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import blocks_of
+from autoddl.cost_models import Device
 from autoddl.operators.footprints.footprint import Footprint, LocalOp
 from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
@@ -33,12 +34,14 @@ class RankSpans:
         reads        by op, the layouts of its inputs; `writes` those of its outputs
         whole        by op, its footprint on whole tensors; `local` that on the shards of a rank
         again        by op that runs again, its part; `part_at` by op of its block; `block` by op its block's name
+        copies       the inputs (op, number) whose conversion runs again for an op that does not
         sparse       the parameters whose gradients add up sparse
     """
 
-    def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, processor: bool, codecs: Sequence[str]) -> None:
+    def __init__(self, plan: Plan, graph: Graph, optimizer: Optimizer, device: Device, codecs: Sequence[str]) -> None:
         self.codecs, self.plan, self.graph, self.optimizer, self.count = codecs, plan, graph, optimizer, len(graph.ops)
-        self.mesh, self.parsed, self.processor = plan.mesh, ParsedPlan(plan, graph, processor), processor
+        self.mesh, self.processor = plan.mesh, device.kind == "cpu"
+        self.parsed = ParsedPlan(plan, graph, self.processor, device.by_hand)
         self.flows, self.readers = graph.differentiable(), graph.consumers()
         self.views = [base(op) in VIEWS for op in graph.ops]
         decided, whole = plan.index().decisions, Layout.broadcast(plan.mesh)
@@ -48,6 +51,7 @@ class RankSpans:
         self.whole = [self.footprint(i, None) for i in range(self.count)]
         self.local = [self.footprint(i, plan.mesh) for i in range(self.count)]
         self.again = {i: part for part in self.parsed.parts for i in part.ops}
+        self.copies = {at for part in self.parsed.parts for at in part.copies}
         self.part_at = {i: part for part in self.parsed.parts for i in range(part.block.start, part.block.end)}
         self.spans, self.sparse = defaultdict[Hashable, list[tuple[int, int, float]]](list), plan.sparse_sums
         self.block = {i: one.name for one in blocks_of(graph) for i in range(one.start, one.end)}
@@ -79,9 +83,21 @@ class RankSpans:
         self.add(start, 2 * i + 1, nbytes)
         self.add(self.back(self.again[i].trigger), self.back(i), nbytes)
 
+    def keep_input(self, start: int, i: int, k: int, nbytes: float) -> None:
+        """Adds bytes of input k of op i from `start` to its backward, but for the time until it is converted again."""
+        if (i, k) not in self.copies:
+            self.keep(start, i, nbytes)
+            return
+        self.add(start, 2 * i + 1, nbytes)
+        self.add(self.back(self.part_at[i].trigger), self.back(i), nbytes)
+
     def saved_input(self, i: int, k: int) -> None:
-        """Input k of op i until its backward. Brought back, it is gone in between, unless a conversion copies it."""
+        """Input k of op i until its backward. Brought back, it is gone in between, unless a conversion copies it once.
+        """
         nbytes = self.read(i, k) * (k in self.local[i].saves)
+        if (i, k) in self.copies:
+            self.keep_input(2 * i + 2, i, k, nbytes)
+            return
         if not self.brought(i, k):
             self.keep(2 * i + 2, i, nbytes)
             return

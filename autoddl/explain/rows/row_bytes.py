@@ -30,7 +30,7 @@ def bytes_at_moments(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster,
     Each other microbatch in flight adds what it keeps between forward and backward, at all moments but the update's.
     Each that waits for W adds what W needs.
     """
-    rank = RankSpans(plan, graph, optimizer_of(optimizer), cluster.device.kind == "cpu", codecs)
+    rank = RankSpans(plan, graph, optimizer_of(optimizer), cluster.device, codecs)
     once = _add_everything(rank)
     count, found = 3 * len(graph.ops) + 1, list[float]()
     change = [0.0] * (count + 1)
@@ -86,16 +86,23 @@ def _read_by(rank: RankSpans, part: RecomputedPart, dependent: frozenset[int]) -
         op = rank.graph.ops[i]
         root = op.inputs[0] if op.target == HUB else t
         source = writers.get(root)
-        if source is not None and not rank.views[source]:
+        if source is not None and (not rank.views[source] or _cuts(rank, source)):
             start = max(_free_from(rank, t, i, part), _free_from(rank, root, source, part))
             rank.add(start, rank.back(part.trigger) - 1, rank.written(i, op.outputs.index(t)),
                      ("read by a part", root))
 
 
+def _cuts(rank: RankSpans, i: int) -> bool:
+    """Whether view i cuts a tensor that no other op reads, and that is no view: the pieces count one by one."""
+    op, writers = rank.graph.ops[i], rank.graph.producers()
+    alone = len(rank.readers[op.inputs[0]]) == 1 and op.inputs[0] in writers
+    return alone and len(op.outputs) > 1 and not rank.views[writers[op.inputs[0]]]
+
+
 def _free_from(rank: RankSpans, t: int, i: int, part: RecomputedPart) -> int:
     """From when on no other span counts the storage of tensor t, which op i writes."""
-    savers = [s for at in rank.readers[t] for s in rank.savers(*at)]
-    held = [2 * s + 1 if rank.again.get(s) is part else rank.back(s) for s in savers]
+    held = [2 * s + 1 if rank.again.get(s) is part or at in part.copies else rank.back(s)
+            for at in rank.readers[t] for s in rank.savers(*at)]
     if not rank.views[i] and rank.graph.ops[i].outputs.index(t) in rank.whole[i].keeps:
         held.append(rank.back(i))
     return max(held or [2 * rank.last_reader(t) + 1]) + 1

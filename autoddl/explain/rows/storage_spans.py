@@ -130,7 +130,7 @@ def _while_shown(rank: RankSpans, c: int, way: list[tuple[int, int]], start: int
         return
     saver, k = way[-1]
     spans = [(start, rank.back(saver))]
-    if saver in rank.again or rank.brought(saver, k):
+    if saver in rank.again or (saver, k) in rank.copies or rank.brought(saver, k):
         spans = [(start, 2 * saver + 1), (rank.back(rank.part_at[saver].trigger), rank.back(saver))]
     for begin, end in spans:
         rank.add(begin, end, nbytes)
@@ -159,4 +159,4 @@ def _way(rank: RankSpans, t: int, row_major: bool = False) -> list[tuple[int, in
 def _kept_copy(rank: RankSpans, i: int, k: int) -> None:
     """The copy that op i keeps of its input k, if its edge makes one."""
     if rank.copied(i, k):
-        rank.keep(2 * i + 1, i, rank.read(i, k))
+        rank.keep_input(2 * i + 1, i, k, rank.read(i, k))

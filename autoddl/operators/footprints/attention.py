@@ -80,10 +80,10 @@ def flash(call: LocalOp) -> Footprint:
     """Footprint of attention in one kernel (Dao 2022).
 
     It keeps queries, keys, values, the output, and each query's log-sum-exp in float32. A boolean mask is kept as
-    numbers. So is a causal mask that starts at a later query, which must be made first."""
+    numbers. So is a causal mask that starts at a later query, which must be made first, but in kernels by hand."""
     q, k = call.inputs[0], call.inputs[1]
     rows = prod(q.shape[:-1])
-    mask, given = q.shape[-2] * k.shape[-2] * float(call.inner), call.slot("attn_mask")
+    mask, given = q.shape[-2] * k.shape[-2] * float(call.inner and not call.by_hand), call.slot("attn_mask")
     if call.sends:
         return _halves(call) if _has_all_keys(call) else ring(call)
     if written_out(call):

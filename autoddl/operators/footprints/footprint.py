@@ -36,6 +36,8 @@ class LocalOp:
     """Whether the kernel communicates by itself."""
     whole: Shape = ()
     """The whole shape of the first input, () where its shard is all of it."""
+    by_hand: bool = False
+    """Whether kernels are written by hand, which know what a shard of queries sees and take no mask for it."""
 
     @property
     def nbytes(self) -> float:
