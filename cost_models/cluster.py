@@ -139,7 +139,7 @@ def _device(written: WrittenDevice) -> Device:
                   tuple(sorted(written.kernels.items())), elementwise_efficiency=written.elementwise_efficiency,
                   exponentials=written.exponentials,
                   compiled=written.compiled, by_hand=written.by_hand,
-                  narrow=written.narrow or "", scaling=written.scaling)
+                  narrow=written.narrow or "", scaling=written.scaling, hides=tuple(sorted(set(written.hides))))
 
 
 def _check_levels(levels: tuple[Level, ...], source: str) -> None:
@@ -200,4 +200,5 @@ def weakest_device(devices: Sequence[Device]) -> Device:
                   compiled=all(device.compiled for device in devices),
                   by_hand=all(device.by_hand for device in devices),
                   narrow=first.narrow if len({device.narrow for device in devices}) == 1 else "",
-                  scaling=max((device.scaling for device in devices), key=SCALINGS.index))
+                  scaling=max((device.scaling for device in devices), key=SCALINGS.index),
+                  hides=tuple(sorted(set.intersection(*(set(device.hides) for device in devices)))))

@@ -58,7 +58,7 @@ Batch norms reach a fraction of the bandwidth, where PyTorch takes its own kerne
 
 SCALINGS = ("delayed", "current")
 """Scales of float8 values: that of earlier steps, or that of the values themselves, which costs a look at them all."""
-_PROGRAM = ("compiled", "by_hand", "narrow", "scaling")
+_PROGRAM = ("compiled", "by_hand", "narrow", "scaling", "hides")
 """Fields of a device that say what its programs do."""
 
 
@@ -115,6 +115,7 @@ class Device:
         narrow                     dtype in which programs compute products with weights, whose factors they cast
                                    (`operators.narrow_products`); "" for that of the tensors
         scaling                    one of SCALINGS: whether the scale of a cast is known before its values
+        hides                      roles of messages that programs send beside a product (`operators.message_roles`)
     """
 
     name: str
@@ -135,6 +136,7 @@ class Device:
     by_hand: bool = False
     narrow: str = ""
     scaling: str = "delayed"
+    hides: tuple[str, ...] = ()
 
     def peak(self, dtype: str) -> float:
         """Peak flop/s for `dtype`: as listed, else of the next wider dtype listed; float64 by FLOAT64_SHARE."""
@@ -314,7 +316,8 @@ def _device_tree(device: Device) -> dict[str, Any]:
             "launch": format_quantity(device.launch, "seconds"), "efficiency": device.efficiency,
             "memory_efficiency": device.memory_efficiency, "elementwise_efficiency": device.elementwise_efficiency,
             "units": device.units, "kernels": dict(device.kernels)} | scores | {
-                name: value for name in _PROGRAM if (value := getattr(device, name)) not in (False, "", SCALINGS[0])}
+                name: list(value) if isinstance(value, tuple) else value for name in _PROGRAM
+                if (value := getattr(device, name)) not in (False, "", SCALINGS[0], ())}
 
 
 def _level_tree(level: Level) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     cluster   name, device or parts, levels; backend, measured
     part      device, ranks
     device    name, memory, bandwidth, peak; kind, launch, efficiency, memory_efficiency, elementwise_efficiency,
-              exponentials, units, kernels, compiled, by_hand, narrow, scaling
+              exponentials, units, kernels, compiled, by_hand, narrow, scaling, hides
     level     name, size, bandwidth and latency or link; topology, shared_by, oversubscription, in_network_reduction,
               protocol, efficiency, in_network_efficiency, dims, board, leaf, group_bandwidth, reduces
     reduces   true, or rate, block, memory of its switches
@@ -129,6 +129,7 @@ class WrittenDevice(Written):
     by_hand: StrictBool = False
     narrow: PeakName | None = None
     scaling: Literal["delayed", "current"] = "delayed"
+    hides: list[Literal["tp", "cp", "ep"]] = Field(default_factory=list)
     backend: Backend | None = None
 
 

@@ -177,4 +177,4 @@ def _run_by(device: Device, software: Software, slowdown: float) -> Device:
     if software.fuses and not software.by_hand:  # a compiler writes batch norms as it does other norms
         known = {name: share for name, share in known.items() if not name.startswith("batch normalise")}
     return replace(device, kernels=tuple(sorted(known.items())), compiled=software.fuses, by_hand=software.by_hand,
-                   narrow=software.narrow, scaling=software.scaling)
+                   narrow=software.narrow, scaling=software.scaling, hides=tuple(sorted(software.overlaps - {"dp"})))

@@ -22,10 +22,11 @@ from autoddl.core.state_layouts import Depths, added_layout, kept_layout, show_d
 from autoddl.cost_models import link_of
 from autoddl.operators.ring import gathers_keys
 from autoddl.operators.rules.table import has_rule
+from autoddl.pricing.beside import beside_seconds
 from autoddl.pricing.edges import carries, edges_of, gathered_back
 from autoddl.pricing.floors import cone_cost
 from autoddl.pricing.kernel_prices import inner_seconds, inner_sent, op_seconds
-from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, steps_of, update_seconds
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, left_seconds, steps_of, update_seconds
 from autoddl.pricing.space import Choice, Variable
 from autoddl.pricing.sparse_routes import sparse_steps
 from autoddl.schedule.buckets import has_collective
@@ -46,17 +47,18 @@ class _Parts:
     local: float = 0.0
 
     def add(self, tensor: Tensor, steps: tuple[Step, ...], start: Layout, times: int = 1,
-            priced: float | None = None) -> None:
+            priced: float | None = None, beside: float = 0.0) -> None:
         """Adds the price of `steps` from layout `start`, `times` over, as the tables priced them.
 
-        Their seconds count `priced` times, where that is another number.
+        Their seconds count `priced` times, where that is another number. They are sent `beside` so many seconds.
         """
         mesh = self.pricing.mesh
         bucketed = tensor.kind is Kind.PARAMETER
         price = self.pricing.bucket_seconds if bucketed else self.pricing.step_seconds
         sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
         for step, (full, touched) in zip(steps, sizes, strict=True):
-            cost = price(step, full, touched, tensor.itemsize) * (times if priced is None else priced)
+            cost = left_seconds(step.kind, price(step, full, touched, tensor.itemsize), beside) * (
+                times if priced is None else priced)
             if step.kind in COLLECTIVES:
                 name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
                 kind, nbytes = step.sends(ranks, full, tensor.itemsize)
@@ -115,14 +117,16 @@ def _edges(pricing: Pricing, variables: tuple[Variable, ...], chosen: tuple[Choi
                          reads.gradients[edge.slot] if flows else None, writes.sparse)
             forward, backward = _parameter(pricing, tensor, ends, edge.tensor in read, parts)
         else:
-            at, parts_of = (target.item.name, edge.slot), pricing.microbatches
-            forward = steps_of(pricing, tensor, writes.outputs[edge.port], reads.inputs[edge.slot], "activations")
-            parts.add(tensor, forward, writes.outputs[edge.port], parts_of * (1 + pricing.converts_again(*at)),
-                      parts_of * (1 + pricing.share_again(*at)))
+            at, m = (target.item.name, edge.slot), pricing.microbatches
+            beside = beside_seconds(pricing, tensor.name, target.item.name)
+            forward = steps_of(pricing, tensor, writes.outputs[edge.port], reads.inputs[edge.slot], "activations",
+                               beside)
+            parts.add(tensor, forward, writes.outputs[edge.port], m * (1 + pricing.converts_again(*at)),
+                      m * (1 + pricing.share_again(*at, beside)), beside)
             if flows:
                 backward = steps_of(pricing, tensor, reads.gradients[edge.slot], writes.wanted[edge.port],
-                                    "activations")
-                parts.add(tensor, backward, reads.gradients[edge.slot], pricing.microbatches)
+                                    "activations", beside)
+                parts.add(tensor, backward, reads.gradients[edge.slot], m, beside=beside)
         if forward or backward or isinstance(source.item, Tensor):
             found.append(Conversion(
                 target.item.name, target.item.slots[edge.slot], tensor.name, writes.outputs[edge.port],

@@ -14,6 +14,7 @@ forbidden.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from math import isnan
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +58,10 @@ class Use:
     """What counts of the seconds in which backward converts it again; 0 where it does not."""
     intermediate: bool = False
     """Whether an op computes the tensor, so that a slice of it is a copy (`operators.work.intermediates`)."""
+    beside: float = 0.0
+    """Seconds of what is computed beside its messages (`pricing.beside`)."""
+    behind: float = 0.0
+    """Those of the messages behind the reader where that is a view; NaN where they differ from reader to reader."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +197,7 @@ def edge_ends(pricing: Pricing, ports: Ports, source: Variable, target: Variable
     Where no gradient flows, those of the value stand for its layouts: a boolean tensor has no PartialSum to look up.
     """
     parameter = isinstance(source.item, Tensor)
-    table = routes_of(pricing, use.tensor, "weights" if parameter else "activations")
+    table = routes_of(pricing, use.tensor, "weights" if parameter else "activations", use.beside * (not parameter))
     writes, reads = ports.writes(source.choices, use.port), ports.reads(target.choices, use.slot)
     here, there = ports.positions(writes, 0, table), ports.positions(reads, 0, table)
     wanted, yields = (ports.positions(writes, 1, table), ports.positions(reads, 1, table)) if use.flows \
@@ -236,7 +241,9 @@ def _behind(pricing: Pricing, ports: Ports, target: Variable, use: Use, ends: En
     assert isinstance(op, Op)
     if ends.parameter or op.target == HUB or base(op) not in VIEWS or len(op.inputs) != 1 or len(op.outputs) != 1:
         return None
-    routes = routes_of(pricing, pricing.graph.tensors[op.outputs[0]], "activations")
+    if isnan(use.behind):
+        return None
+    routes = routes_of(pricing, pricing.graph.tensors[op.outputs[0]], "activations", use.behind)
     given = numbered(target.choices)
     inside, outside = ends.routes.place, routes.place
     reads, output = inside[given.inputs[0]], outside[given.outputs[0]]

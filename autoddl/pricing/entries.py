@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
+from math import nan
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import HUB
 from autoddl.core.stages import SEND
 from autoddl.operators.work import intermediates, weight_kernels
+from autoddl.pricing.beside import beside_seconds
 from autoddl.pricing.choice_classes import Ports, pieces_of
 from autoddl.pricing.choices import Choice, numbered
 from autoddl.pricing.edge_tables import Ends, Use, counted, edge_ends, edge_seconds
@@ -128,15 +130,25 @@ class _Builder:
         assert isinstance(target.item, Op)
         flows = carries(edge, target, self.flows)
         for pricing, back in zip(self.pricings, read, strict=True):
+            beside = beside_seconds(pricing, self.graph.tensors[edge.tensor].name, target.item.name)
             use = Use(self.graph.tensors[edge.tensor], edge.port, edge.slot, flows, edge.tensor in back,
-                      pricing.share_again(target.name, edge.slot), edge.tensor in self.intermediates)
+                      pricing.share_again(target.name, edge.slot, beside), edge.tensor in self.intermediates, beside,
+                      self._behind(pricing, target.item))
             keys.append(("edge", self.alike[edge.source], edge.port, self.alike[edge.target], edge.slot, use.flows,
-                         use.back, use.again, use.intermediate))
+                         use.back, use.again, use.intermediate, use.beside, str(use.behind)))
             if keys[-1] not in self.made:
                 self.ends[keys[-1]] = ends = edge_ends(pricing, self.ports, source, target, use)
                 self.made[keys[-1]] = edge_seconds(pricing, self.ports, target, use, ends), ends.classes
         i = self.ops[target.item.name]
         return self.entry((edge.source, edge.target), keys, ("edge", i, edge.slot), self.ends[keys[0]], self.block[i])
+
+    def _behind(self, pricing: Pricing, op: Op) -> float:
+        """Seconds of what is computed beside the messages behind an op of one output; NaN where they differ."""
+        if not pricing.cluster.device.hides:
+            return 0.0
+        found = {beside_seconds(pricing, self.graph.tensors[o].name, self.graph.ops[j].name)
+                 for o in op.outputs[:1] for j, _ in self.graph.consumers()[o]}
+        return found.pop() if len(found) == 1 else nan
 
     def entry(self, variables: tuple[int, ...], keys: Sequence[Hashable], owner: Owner, ends: Ends | None, policy: int
               ) -> Entry:

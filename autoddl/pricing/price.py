@@ -65,8 +65,8 @@ from autoddl.pricing.choices import Choice
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.routes import Routes, routes
 
-__all__ = ["Copies", "Counts", "Ports", "Pricing", "add_seconds", "cast_seconds", "end_seconds", "routes_of",
-           "steps_of", "update_seconds"]
+__all__ = ["Copies", "Counts", "Ports", "Pricing", "add_seconds", "cast_seconds", "end_seconds", "left_seconds",
+           "routes_of", "steps_of", "update_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +105,10 @@ class Ports(Protocol):
     def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
         """Seconds of the messages of an op that sends or receives; 0 where they are not known."""
         ...
+
+
+PIECES = ("all-gather", "reduce-scatter", "all-to-all")
+"""Collectives that can be sent in pieces beside the product that makes or reads them."""
 
 
 class Copies(Protocol):
@@ -197,13 +201,14 @@ class Pricing:
         """Whether backward runs the conversion of input k of an op again."""
         return op in self.repeated or (op, k) in self.copied
 
-    def share_again(self, op: str, k: int) -> float:
+    def share_again(self, op: str, k: int, beside: float) -> float:
         """What part of its seconds the conversion of input k of an op takes when backward runs it again, 0 if not.
 
         Programs by hand gather the copy beside the product that yields the input's gradient (Megatron-LM,
-        tensor_parallel/layers.py). What runs at once slows both by SLOWDOWN.
+        tensor_parallel/layers.py). What runs at once slows both by SLOWDOWN. A message `beside` a computation of some
+        seconds is priced so anyway.
         """
-        if (op, k) in self.copied and self.cluster.device.by_hand:
+        if (op, k) in self.copied and self.cluster.device.by_hand and not beside:
             return SLOWDOWN - 1
         return float(self.converts_again(op, k))
 
@@ -267,14 +272,20 @@ def _group(mesh: Mesh, axes: tuple[int, ...]) -> Group:
     return Group(tuple((mesh.sizes[a], mesh.strides[a]) for a in axes))
 
 
+def left_seconds(kind: str, seconds: float, beside: float) -> float:
+    """Seconds that a message takes beside a computation of so many (`pricing.beside`), if it can be sent in pieces."""
+    return seconds - (2 - SLOWDOWN) * min(seconds, beside) if kind in PIECES else seconds
+
+
 def _priced(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster, partial: bool, bucketed: bool,
-            codecs: tuple[str, ...]) -> Routes:
+            codecs: tuple[str, ...], beside: float) -> Routes:
     """The routes of a tensor of `shape`, which depend on nothing but the arguments."""
     pricing = Pricing(Graph((), (), ()), mesh, cluster)
 
     def seconds(step: Step, full: int, touched: int) -> float:
         step = pricing.as_sent(step, full, itemsize, codecs, bucketed)
-        return (pricing.bucket_seconds if bucketed else pricing.step_seconds)(step, full, touched, itemsize)
+        price = pricing.bucket_seconds if bucketed else pricing.step_seconds
+        return left_seconds(step.kind, price(step, full, touched, itemsize), beside)
 
     return routes(shape, itemsize, mesh, seconds, partial, part_in_flight(codecs, itemsize))
 
@@ -285,19 +296,21 @@ _routes, _small_routes = lru_cache(maxsize=256)(_priced), lru_cache(maxsize=4096
 A convolutional network has hundreds of shapes, all of which are asked for once per table and once per drawn plan."""
 
 
-def routes_of(pricing: Pricing, tensor: Tensor, messages: str) -> Routes:
+def routes_of(pricing: Pricing, tensor: Tensor, messages: str, beside: float = 0.0) -> Routes:
     """The cheapest conversions between all legal layouts of `tensor` on this mesh and cluster.
 
-    They are of `messages` that may be coded (`core.codecs.CLASSES`); "" for such that never are.
+    They are of `messages` that may be coded (`core.codecs.CLASSES`); "" for such that never are. They are sent `beside`
+    a computation of so many seconds.
     """
     known = _small_routes if len(pricing.mesh.axes) <= 2 else _routes
     return known(tensor.shape, tensor.itemsize, pricing.mesh, pricing.cluster, tensor.dtype != "bool",
-                 tensor.kind is Kind.PARAMETER, codecs_of(pricing.codecs, messages, tensor.dtype))
+                 tensor.kind is Kind.PARAMETER, codecs_of(pricing.codecs, messages, tensor.dtype), beside)
 
 
-def steps_of(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str) -> tuple[Step, ...]:
-    """The cheapest steps between two layouts, each coded where `routes_of` priced it so."""
-    steps = routes_of(pricing, tensor, messages).steps(source, target)
+def steps_of(pricing: Pricing, tensor: Tensor, source: Layout, target: Layout, messages: str, beside: float = 0.0
+             ) -> tuple[Step, ...]:
+    """The cheapest steps between two layouts, each coded where `routes_of` priced it so; see there."""
+    steps = routes_of(pricing, tensor, messages, beside).steps(source, target)
     codecs = codecs_of(pricing.codecs, messages, tensor.dtype)
     if not codecs:
         return steps

@@ -12,7 +12,7 @@ from autoddl.core.conversion import COLLECTIVES, Step, group_size, step_sizes
 from autoddl.core.graph import Kind, Tensor
 from autoddl.core.layout import Layout, local_shape
 from autoddl.cost_models import MESSAGE_ALGORITHMS, collective, wire_seconds
-from autoddl.pricing.price import Pricing, add_seconds, cast_seconds
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, left_seconds
 from autoddl.schedule.traffic import PlannedCollective
 
 __all__ = ["ADDED", "Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wait"]
@@ -142,8 +142,11 @@ class Actions:
             self.done.append(Compute(f"{ADDED} {origin}", seconds, seconds))
 
     def legs(self, steps: Sequence[Step], tensors: Sequence[Tensor], starts: Sequence[Layout], direction: str,
-             origin: str) -> tuple[Leg, ...]:
-        """The `steps` on `tensors` that begin in the layouts `starts`, each step one collective over all of them."""
+             origin: str, beside: float = 0.0) -> tuple[Leg, ...]:
+        """The `steps` on `tensors` that begin in the layouts `starts`, each step one collective over all of them.
+
+        They are sent `beside` a computation of so many seconds.
+        """
         found = list[Leg]()
         price = self.pricing.bucket_seconds if tensors[0].kind is Kind.PARAMETER else self.pricing.step_seconds
         each = [step_sizes(tuple(steps), t.shape, t.itemsize, start, self.pricing.mesh, self.at)
@@ -154,6 +157,7 @@ class Actions:
             if step.kind in COLLECTIVES:
                 kind, nbytes = step.sends(group_size(step, self.pricing.mesh), full, size)
                 leg = self.leg(direction, kind, step.axes, nbytes, origin)
+                leg = replace(leg, seconds=left_seconds(step.kind, leg.seconds, beside)) if beside else leg
                 if self.as_searched and tensors[0].kind is Kind.PARAMETER:
                     leg = replace(leg, seconds=sum(self.pricing.bucket_seconds(step, *one[k], size) for one in each))
                 else:

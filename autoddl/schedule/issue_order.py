@@ -25,6 +25,7 @@ from autoddl.operators.recomputed import RecomputedPart
 from autoddl.operators.ring import SHIFT, ring_turns
 from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.work import weight_kernels
+from autoddl.pricing.beside import beside_seconds
 from autoddl.pricing.kernel_prices import pass_seconds
 from autoddl.pricing.price import Pricing
 from autoddl.pricing.space import Choice
@@ -153,7 +154,8 @@ class _Program:
             for k, t in enumerate(op.inputs):
                 if k not in fqns and (i in part.ops or (i, k) in part.copies):
                     legs = self.legs(self.index.conversions.get((op.name, op.slots[k])), t, "forward")
-                    share = self.actions.pricing.share_again(op.name, k)
+                    pricing, name = self.actions.pricing, self.graph.tensors[t].name
+                    share = pricing.share_again(op.name, k, beside_seconds(pricing, name, op.name))
                     self.actions.run([in_backward(leg, share) for leg in legs])
             if op.name in self.actions.pricing.again:
                 self.kernels(op, "forward", again=True)
@@ -200,7 +202,8 @@ class _Program:
         steps = [Step.parse(text, self.plan.mesh) for text in texts]
         if start is None or (c.gradient is None and all(step.kind == "slice" for step in steps)):
             return ()
-        return self.actions.legs(steps, [self.graph.tensors[t]], [start], direction, f"{c.tensor} for {c.op}")
+        return self.actions.legs(steps, [self.graph.tensors[t]], [start], direction, f"{c.tensor} for {c.op}",
+                                 beside_seconds(self.actions.pricing, c.tensor, c.op))
 
     def kernels(self, op: Op, direction: str, again: bool = False) -> None:
         """Adds the op's kernels of one pass, then the collectives inside them; `again` is a forward in backward."""

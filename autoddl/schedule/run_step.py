@@ -8,7 +8,7 @@
                zeros before it is copied back; backward does it the other way round; rows are put in the order of
                experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), or turn
                queries and keys by rows of operators
-    hidden     messages that a program sends in pieces beside its products; what runs at once slows both by SLOWDOWN
+    hidden     messages that a program sends beside its products: their prices are those of plans (`pricing.beside`)
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
 Of m > 3 microbatches all between the first and the last take the same time: T(m) = T(2) + (m - 2) (T(3) - T(2)).
@@ -32,7 +32,7 @@ from autoddl.operators.recomputed import recomputed_ops
 from autoddl.operators.ring import is_attention
 from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
-from autoddl.schedule.timeline import PredictedStep, predict_timeline
+from autoddl.schedule.timeline import predict_timeline
 
 __all__ = ["RunParts", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
 
@@ -41,8 +41,7 @@ FEW = 3
 ROTATED = (20, 24)
 """Bytes a value, forward and backward, of turning queries and keys by rows of operators, beside those of one product
 (Megatron-Core, rope_utils.py: halves negated and joined, two products, a sum, and a part that is not turned joined)."""
-PIECES = ("all-gather", "reduce-scatter", "all-to-all")
-"""Collectives that can be sent in pieces beside the product that makes or reads them."""
+
 
 
 class RunParts(NamedTuple):
@@ -80,11 +79,10 @@ def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Softwar
     if "dp" in software.overlaps:
         exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
         alone = alone._replace(gather=0.0, reduce=exposed)
-    left = 1 - _hidden(line, software) / FEW / each if each else 1.0
     forth, back = _added(plan, graph, part, software)
     hosts = [count * software.host for count in _operators(graph, part)]
-    forward, weight = alone.forward * left + forth, alone.weight * left + back * splits
-    backward = alone.backward * left + back * (not splits)
+    forward, weight = alone.forward + forth, alone.weight + back * splits
+    backward = alone.backward + back * (not splits)
     return alone._replace(forward=max(forward, hosts[0]), backward=max(backward, hosts[1] - weight), weight=weight)
 
 
@@ -94,20 +92,12 @@ def _line_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software
         return plan.predicted.seconds - plan.predicted.update
 
     def seconds(parts: int) -> float:
-        line = predict_timeline(replace(plan, microbatches=parts), graph, cluster, slowdown=SLOWDOWN)
-        return line.step.seconds - _hidden(line, software)
+        return predict_timeline(replace(plan, microbatches=parts), graph, cluster, slowdown=SLOWDOWN).step.seconds
 
     if plan.microbatches <= FEW:
         return seconds(plan.microbatches)
     two, three = seconds(FEW - 1), seconds(FEW)
     return two + (plan.microbatches - FEW + 1) * (three - two)
-
-
-def _hidden(line: PredictedStep, software: Software) -> float:
-    """Seconds of waiting for messages that the program hides behind its computation."""
-    sent = sum(event.wait for event in line.step.events if event.kind in PIECES
-               and {name.partition(".")[0] for name in event.axes.split("+")} <= software.overlaps - {"dp"})
-    return (2 - SLOWDOWN) * min(sent, line.compute_seconds)
 
 
 def _operators(graph: Graph, cluster: Cluster) -> tuple[int, int]:
