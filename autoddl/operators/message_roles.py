@@ -3,7 +3,7 @@
 A plan's mesh axes have any names, and one axis may serve several ends. What a program sends beside its computation goes
 by what makes or reads the tensor, looking through views and hubs:
 
-    cp    attention
+    cp    attention that reads keys or values
     ep    a product of experts (`operators.expert_rows`)
     tp    a product with a weight
 
@@ -24,7 +24,8 @@ from autoddl.operators.work import VIEWS, base
 
 __all__ = ["Role", "message_roles"]
 
-ROLES = ("cp", "ep", "tp")
+KEYS = (1, 2)
+"""The inputs of attention that are keys and values."""
 
 
 class Role(NamedTuple):
@@ -40,11 +41,13 @@ def message_roles(graph: Graph) -> Mapping[tuple[str, str], Role]:
     own, ends = _roles(graph), _Ends(graph)
     found = {}
     for i, op in enumerate(graph.ops):
-        for t in op.inputs:
-            near = [*ends.readers(i), *ends.makers(t)]
-            role = next((Role(name, graph.ops[j].name) for name in ROLES for j in near if own[j] == name), None)
-            if role is not None:
-                found[graph.tensors[t].name, op.name] = role
+        for k, t in enumerate(op.inputs):
+            readers, makers = ends.readers(i, k), ends.makers(t)
+            cp = [j for j, slot in readers if is_attention(graph.ops[j]) and slot in KEYS]
+            near = [("cp", j) for j in cp] + [(name, j) for name in ("ep", "tp") for j in
+                                              (*(j for j, _ in readers), *makers) if own[j] == name]
+            if near:
+                found[graph.tensors[t].name, op.name] = Role(near[0][0], graph.ops[near[0][1]].name)
     return MappingProxyType(found)
 
 
@@ -62,15 +65,14 @@ class _Ends:
         i = self._makers.get(t)
         return [] if i is None else self.makers(self.graph.ops[i].inputs[0]) if self._passes(i) else [i]
 
-    def readers(self, i: int) -> list[int]:
-        """Op i, or the ops behind it if it is a view or a hub."""
+    def readers(self, i: int, k: int) -> list[tuple[int, int]]:
+        """Op i with its input k, or the ops behind it with theirs if it is a view or a hub."""
         if not self._passes(i):
-            return [i]
-        return [j for o in self.graph.ops[i].outputs for reader, _ in self._readers[o] for j in self.readers(reader)]
+            return [(i, k)]
+        return [at for o in self.graph.ops[i].outputs for reader in self._readers[o] for at in self.readers(*reader)]
 
 
 def _roles(graph: Graph) -> list[str]:
-    """The role of every op by itself, "" of one that has none."""
+    """The role of every product, "" of any other op."""
     experts, weights = expert_products(graph), weights_of(graph)
-    return ["cp" if is_attention(op) else "ep" if op.name in experts else "tp" if is_weighted(op, weights) else ""
-            for op in graph.ops]
+    return ["ep" if op.name in experts else "tp" if is_weighted(op, weights) else "" for op in graph.ops]

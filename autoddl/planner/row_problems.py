@@ -181,9 +181,9 @@ def least_peak(search: RowProblems, moments: Sequence[Moment]) -> tuple[float, R
         planes.append(choice)
         moment = search.moment_of(choice)
         known += [moment] * (moment not in known)
-        weights = _master([(0.0, *(search.row_bytes(x, m) / search.budget for m in known)) for x in planes],
-                          len(known), 1.0)
-        row = {m: float(w) for m, w in zip(known, weights[1] / weights[1].sum(), strict=True) if w > 0}
+        weights = best_weights([(0.0, *(search.row_bytes(x, m) / search.budget for m in known)) for x in planes],
+                               len(known), 1.0)
+        row = {m: float(w) for m, w in zip(known, weights, strict=True) if w > 0}
     return best
 
 
@@ -204,7 +204,8 @@ def best_weights(planes: Sequence[tuple[float, ...]], count: int, total: float) 
 def _master(planes: Sequence[tuple[float, ...]], count: int, total: float | None = None) -> tuple[float, np.ndarray]:
     """max z subject to z <= seconds + sum of lam_t over_t for every plane, lam >= 0: (z, lam in seconds).
 
-    `total` is the sum of lam, where it is given.
+    `total` is the sum of lam, where it is given. GLOP's primal simplex can end without a solution where planes are
+    nearly parallel; its dual simplex is asked then. Without one of either z is infinite, and lam 0.
     """
     model: Any = model_builder.Model()  # type: ignore[no-untyped-call]
     unit = max(plane[0] for plane in planes) or 1.0
@@ -215,9 +216,12 @@ def _master(planes: Sequence[tuple[float, ...]], count: int, total: float | None
     if total is not None:
         model.add(sum(lam) == total)
     model.maximize(z)
-    solver = model_builder.Solver("GLOP")
-    solver.solve(model)
-    return float(solver.value(z)) * unit, np.array([max(0.0, float(solver.value(x))) for x in lam]) * unit
+    for way in ("use_dual_simplex: false", "use_dual_simplex: true"):
+        solver = model_builder.Solver("GLOP")
+        solver.set_solver_specific_parameters(way)
+        if solver.solve(model) == model_builder.SolveStatus.OPTIMAL:
+            return float(solver.value(z)) * unit, np.array([max(0.0, float(solver.value(x))) for x in lam]) * unit
+    return inf, np.zeros(count)
 
 
 def _lagrangian(search: RowProblems, moments: Sequence[Moment], lam: np.ndarray

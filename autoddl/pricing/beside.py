@@ -1,7 +1,7 @@
 """Says which messages of activations a program sends beside its computation, and how long that takes.
 
-A program that hides messages of a role (`Device.hides`, `operators.message_roles`) sends them in pieces while a rank
-computes for c seconds, on each of n ranks, whatever the layouts:
+A device says which roles of messages its program hides (`Device.hides`, `operators.message_roles`). These are sent in
+pieces while a rank, one of n, computes for c seconds, whatever the layouts:
 
     tp, cp    c = seconds of the forward of the product or the attention at one of their ends / n
     ep        c = seconds of the whole block, forward and backward / 4 n: rows go to experts and back while another

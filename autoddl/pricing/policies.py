@@ -1,9 +1,9 @@
 """Which blocks the search may compute again in backward, and what of their bytes depends on which of them.
 
 Every block of the model has one *policy*, a variable of the cost network. Its options are levels of recomputation
-(`core.recompute`), level 0 that nothing is computed again. Seconds and bytes of an op, and of the edges into it, depend
-on the level of its block alone. An output may live longer because a block that is computed again reads it: these bytes
-depend on the level of that block too. So a cost is over at most two policies:
+(`core.recompute`), level 0 the least: that nothing is computed again, or `light`. Seconds and bytes of an op, and of
+the edges into it, depend on the level of its block alone. An output may live longer because a block that is computed
+again reads it: these bytes depend on the level of that block too. So a cost is over at most two policies:
 
     own      that of the block in which the op is
     later    that of the block which keeps the op's outputs, the next one in most models
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
-from autoddl.core.recompute import FULL, NO_RECOMPUTE, blocks_of, recompute_entry, select_blocks
+from autoddl.core.recompute import FULL, LIGHT, NO_RECOMPUTE, blocks_of, recompute_entry, select_blocks
 from autoddl.operators.work import VIEWS, base, read_back
 from autoddl.pricing.lifetimes import Lifetimes, Owner, Term
 from autoddl.pricing.price import Pricing
@@ -30,7 +30,7 @@ __all__ = ["NO_POLICIES", "Deciders", "Policies", "at_levels", "deciders_of", "p
 
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """The blocks that have a policy, in order, by name, and the levels that each may take, the first of which is none.
+    """The blocks that have a policy, in order, by name, and the levels that each may take, the least first.
 
     Without blocks there is one level.
     """
@@ -59,9 +59,13 @@ NO_POLICIES = Policies()
 
 
 def policies_of(graph: Graph, levels: Sequence[str] = (FULL,)) -> Policies:
-    """The policies of all blocks of a graph with hubs, each of none and these levels; no policies without levels."""
+    """The policies of all blocks of a graph with hubs, each of none and these levels; no policies without levels.
+
+    Where light is one of them, it stands in the place of none: programs by hand keep no more.
+    """
     names = tuple(block.name for block in blocks_of(graph))
-    return Policies(names, (NO_RECOMPUTE, *levels)) if names and levels else NO_POLICIES
+    every = levels if LIGHT in levels else (NO_RECOMPUTE, *levels)
+    return Policies(names, tuple(every)) if names and levels else NO_POLICIES
 
 
 def at_levels(pricing: Pricing, policies: Policies, levels: Sequence[int]) -> Pricing:
@@ -69,7 +73,8 @@ def at_levels(pricing: Pricing, policies: Policies, levels: Sequence[int]) -> Pr
     if not policies.blocks:
         return pricing
     entries = tuple(recompute_entry(name, policies.levels[level])
-                    for name, level in zip(policies.blocks, levels, strict=True) if level)
+                    for name, level in zip(policies.blocks, levels, strict=True)
+                    if policies.levels[level] != NO_RECOMPUTE)
     return pricing if entries == pricing.recompute else replace(pricing, recompute=entries)
 
 

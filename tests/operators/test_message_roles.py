@@ -14,16 +14,18 @@ def graph_of(name: str) -> Graph:
     return add_hubs(capture(*getattr(zoo, name)()).graph)
 
 
-def roles_of(graph: Graph, target: str) -> set[str]:
-    """The roles of what ops of a target read; "" for an edge without one."""
+def roles_of(graph: Graph, target: str, k: int = 0) -> set[str]:
+    """The roles of what ops of a target read in input k; "" for an edge without one."""
     roles, tensors = message_roles(graph), graph.tensors
-    every = (roles.get((tensors[t].name, op.name)) for op in graph.ops if target in op.target for t in op.inputs[:1])
+    every = (roles.get((tensors[t].name, op.name)) for op in graph.ops if target in op.target
+             for t in op.inputs[k:k + 1])
     return {role.name if role else "" for role in every}
 
 
 def test_products_attention_and_embeddings_are_told_apart_behind_views_and_hubs() -> None:
     graph = graph_of("llama")
-    assert roles_of(graph, "scaled_dot_product") == {"cp"}
+    assert roles_of(graph, "scaled_dot_product", 1) == roles_of(graph, "scaled_dot_product", 2) == {"cp"}
+    assert "cp" not in roles_of(graph, "scaled_dot_product") | roles_of(graph, "linear"), "queries and outputs stay"
     assert roles_of(graph, "embedding") == {""} and "tp" in roles_of(graph, "linear")
     assert "tp" in roles_of(graph, "autoddl.hub"), "a hub in front of queries, keys and values"
 

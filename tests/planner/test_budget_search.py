@@ -23,7 +23,7 @@ from autoddl.cost_models import load_cluster
 from autoddl.operators.recomputed import levels
 from autoddl.planner.budget_search import BudgetSearch
 from autoddl.planner.peaks import Peaks
-from autoddl.planner.row_problems import best_weights
+from autoddl.planner.row_problems import _master, best_weights
 from autoddl.pricing.build_problem import CostNetwork, network_of
 from autoddl.pricing.policies import policies_of, separable
 from autoddl.pricing.price import Pricing
@@ -235,3 +235,17 @@ def test_moments_are_weighed_where_a_budget_costs_thousands_of_steps() -> None:
     least = [min(seconds + total * (w * a + (1 - w) * b) for seconds, a, b in planes)
              for w in (weights[0], *np.linspace(0, 1, 201))]
     assert weights.sum() == pytest.approx(1.0) and least[0] >= max(least) - 1e-6 * total
+
+
+def test_weights_are_found_where_planes_are_nearly_parallel() -> None:
+    """On these the primal simplex of GLOP ends without a solution (stages of a model of 405 billion weights)."""
+    planes = [(0.7454550438218598, 0.7654087679999999, 0.7700181333333334),
+              (0.8142503189421825, -0.34872371199999996, -0.3441143466666666),
+              (0.9368254231467815, -0.753080832, -0.7484714666666666),
+              (0.8142504210746654, -0.3487414613333333, -0.34413209600000005),
+              (0.8216504396027068, -0.3936554666666666, -0.3890461013333333),
+              (0.824100566843417, -0.3962591573333333, -0.39164979200000005)]
+    most, weights = _master(planes, 2)
+    assert most == pytest.approx(min(s + sum(w * o for w, o in zip(weights, over, strict=True))
+                                     for s, *over in planes), rel=1e-6)
+    assert most == pytest.approx(0.793001, rel=1e-5)

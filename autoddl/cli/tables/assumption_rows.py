@@ -97,12 +97,14 @@ def recomputed_rows(plan: Plan) -> list[tuple[str, str]]:
 
 
 def _recomputed(plan: Plan) -> str:
-    selective = [name.partition(":")[0] for name in plan.recompute if ":" in name]
+    blocks: dict[str, list[str]] = {"": []}
+    for name, _, level in (entry.partition(":") for entry in plan.recompute):
+        blocks.setdefault(level, []).append(name)
     found = []
-    for names, level in (([name for name in plan.recompute if ":" not in name], ""), (selective, ", selective")):
+    for level, names in blocks.items():
         if names:
             shown = f"{names[0]} to {names[-1]}" if len(names) > 2 else " and ".join(names)
-            found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{level}: {shown}")
+            found.append(f"{len(names)} block{'s' * (len(names) > 1)} in backward{', ' * bool(level)}{level}: {shown}")
     return "; ".join(found)
 
 
