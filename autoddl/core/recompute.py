@@ -15,7 +15,7 @@ A plan names a block as `h.3`, which is full, or as `h.3:selective`. A *policy* 
 text:
 
     none               no block
-    full, selective    every block, at this level; light is another
+    full               every block; `selective` and `light`: every block, at this level
     every-K            every K-th block, the first, the (K+1)-th and so on
     first-N            the first N blocks: their backward comes last, so what the others saved is gone by then
     h.0+h.2            the blocks of these names

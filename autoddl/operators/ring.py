@@ -39,9 +39,9 @@ from autoddl.core.layout import Layout, Split
 from autoddl.operators.expert_sizes import EXCHANGE
 from autoddl.operators.flexible import FLEXIBLE
 
-__all__ = ["ATTENTION", "LONG", "ROUND", "SHIFT", "Block", "Message", "RingSizes", "gathers_keys", "goes_round",
-           "half_goes_to", "is_attention", "offers_ring", "ring_blocks", "ring_messages", "ring_sizes", "ring_turns",
-           "trades_halves", "with_rings"]
+__all__ = ["ATTENTION", "LONG", "ROUND", "SHIFT", "Block", "Message", "RingSizes", "exposed_seconds", "gathers_keys",
+           "goes_round", "half_goes_to", "is_attention", "offers_ring", "ring_blocks", "ring_messages", "ring_sizes",
+           "ring_turns", "trades_halves", "with_rings"]
 
 SHIFT = "shift"
 """The kind of a message in which each rank of a group sends to the next one."""
@@ -124,6 +124,24 @@ def ring_turns(way: str, ranks: int) -> tuple[tuple[str, int], ...]:
         back = [("wait", 2 * turn - 1)] * (turn > 0) + [("start", 2 * turn + (turn < last))]
         found += [*on_way, ("compute", turn), *back, *(("wait", k) for _, k in on_way)]
     return (*found, ("wait", 2 * last)) if way == "backward" else tuple(found)
+
+
+def exposed_seconds(way: str, ranks: int, block: float, shifts: Sequence[float]) -> float:
+    """Seconds in which a rank waits for shifts of so many seconds, where each of its `ranks` blocks takes `block`.
+
+    Shifts that are on their way together follow each other.
+    """
+    now = waited = free = 0.0
+    done: dict[int, float] = {}
+    for what, k in ring_turns(way, ranks):
+        if what == "start":
+            free = done[k] = max(free, now) + shifts[k]
+        elif what == "compute":
+            now += block
+        elif done[k] > now:
+            waited += done[k] - now
+            now = done[k]
+    return waited
 
 
 def goes_round(op: Op, keys: Layout, axes: Collection[int]) -> bool:

@@ -26,7 +26,7 @@ from autoddl.pricing.beside import beside_seconds
 from autoddl.pricing.edges import carries, edges_of, gathered_back
 from autoddl.pricing.floors import cone_cost
 from autoddl.pricing.kernel_prices import inner_seconds, inner_sent, op_seconds
-from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, left_seconds, steps_of, update_seconds
+from autoddl.pricing.price import Pricing, add_seconds, cast_seconds, steps_of, update_seconds
 from autoddl.pricing.space import Choice, Variable
 from autoddl.pricing.sparse_routes import sparse_steps
 from autoddl.schedule.buckets import has_collective
@@ -53,12 +53,11 @@ class _Parts:
         Their seconds count `priced` times, where that is another number. They are sent `beside` so many seconds.
         """
         mesh = self.pricing.mesh
-        bucketed = tensor.kind is Kind.PARAMETER
-        price = self.pricing.bucket_seconds if bucketed else self.pricing.step_seconds
+        bucketed, priced = tensor.kind is Kind.PARAMETER, times if priced is None else priced
+        price = self.pricing.bucket_seconds if bucketed else partial(self.pricing.step_seconds, beside=beside)
         sizes = step_sizes(steps, tensor.shape, tensor.itemsize, start, mesh)
         for step, (full, touched) in zip(steps, sizes, strict=True):
-            cost = left_seconds(step.kind, price(step, full, touched, tensor.itemsize), beside) * (
-                times if priced is None else priced)
+            cost = price(step, full, touched, tensor.itemsize) * priced
             if step.kind in COLLECTIVES:
                 name, ranks = "+".join(mesh.names[a] for a in step.axes), group_size(step, mesh)
                 kind, nbytes = step.sends(ranks, full, tensor.itemsize)

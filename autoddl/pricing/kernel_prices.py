@@ -18,12 +18,11 @@ from autoddl.cost_models import Device, Kernel, collective, copy_seconds, elemen
 from autoddl.operators.expert_sizes import EXPERTS
 from autoddl.operators.fusion import ALONE, Chained
 from autoddl.operators.narrow_products import PADDED, Cast, cast_bytes
-from autoddl.operators.ring import SHIFT
+from autoddl.operators.ring import SHIFT, exposed_seconds
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.work import KernelWork, work
 from autoddl.pricing.choices import Choice
 from autoddl.pricing.price import Counts, Pricing
-from autoddl.pricing.ring_seconds import exposed_seconds
 
 __all__ = ["Kernels", "computed_dtype", "inner_seconds", "inner_sent", "kernel_of", "op_seconds", "pass_seconds"]
 

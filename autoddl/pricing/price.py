@@ -220,16 +220,17 @@ class Pricing:
         """The group of ranks along some axes of the mesh, as the cost model takes it."""
         return _group(self.mesh, axes)
 
-    def step_seconds(self, step: Step, full: int, touched: int, itemsize: int = 4) -> float:
+    def step_seconds(self, step: Step, full: int, touched: int, itemsize: int = 4, beside: float = 0.0) -> float:
         """Seconds of one step of a conversion: a collective on a buffer of `full` bytes, or a local step.
 
-        `touched` are the bytes that a local step copies, `itemsize` those of an element.
+        `touched` are the bytes that a local step copies, `itemsize` those of an element. A message is sent `beside` a
+        computation of so many seconds.
         """
         if step.kind not in COLLECTIVES:
             return copy_seconds(self.cluster.device, float(touched))
         kind, nbytes = step.sends(group_size(step, self.mesh), full, itemsize)
         seconds = collective(self.cluster, kind, self.group(step.axes), float(nbytes)).seconds
-        return seconds + sum(self.coding(step, full, itemsize))
+        return left_seconds(step.kind, seconds, beside) + sum(self.coding(step, full, itemsize))
 
     def coding(self, step: Step, full: int, itemsize: int) -> tuple[float, float]:
         """Seconds in which a step's values are coded before they are sent, and decoded after; 0 where they are not.
@@ -284,8 +285,9 @@ def _priced(shape: tuple[int, ...], itemsize: int, mesh: Mesh, cluster: Cluster,
 
     def seconds(step: Step, full: int, touched: int) -> float:
         step = pricing.as_sent(step, full, itemsize, codecs, bucketed)
-        price = pricing.bucket_seconds if bucketed else pricing.step_seconds
-        return left_seconds(step.kind, price(step, full, touched, itemsize), beside)
+        if bucketed:
+            return pricing.bucket_seconds(step, full, touched, itemsize)
+        return pricing.step_seconds(step, full, touched, itemsize, beside)
 
     return routes(shape, itemsize, mesh, seconds, partial, part_in_flight(codecs, itemsize))
 

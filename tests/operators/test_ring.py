@@ -18,13 +18,12 @@ from autoddl.operators.footprints.storages import Value, contiguous
 from autoddl.operators.footprints.table import footprint_of
 from autoddl.operators.kernels.site import Exchange, Shift, Site
 from autoddl.operators.kernels.table import lower
-from autoddl.operators.ring import SHIFT, ring_turns
+from autoddl.operators.ring import SHIFT, exposed_seconds, ring_turns
 from autoddl.operators.rules.nn import inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.operators.trials.cases import Case, case
 from autoddl.operators.trials.trial import _Threads, check
 from autoddl.operators.work import work
-from autoddl.pricing.ring_seconds import exposed_seconds
 
 
 def documents(length: int, ends: tuple[int, ...]) -> Tensor:

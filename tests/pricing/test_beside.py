@@ -7,13 +7,16 @@ import zoo
 from planmaker import cluster_of
 
 import autoddl
+from autoddl.core.conversion import Step
+from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
+from autoddl.core.layout import Mesh
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.planner.question import question_of
 from autoddl.pricing.beside import computed_beside
 from autoddl.pricing.price import Pricing, left_seconds
-from autoddl.schedule.actions import Start
+from autoddl.schedule.actions import Compute, Start
 from autoddl.schedule.issue_order import list_actions
 
 
@@ -52,6 +55,23 @@ def test_a_plan_its_bound_and_its_steps_know_what_is_hidden() -> None:
     known = computed_beside(Pricing(graph, beside.mesh, hiding(place, "tp")))
     changed = {origin for origin in whole if hidden[origin] < whole[origin]}
     assert changed <= {f"{tensor} for {op}" for tensor, op in known}
+
+
+def test_the_steps_of_a_plan_take_what_the_search_counted() -> None:
+    place = hiding(cluster_of("tp=4"), "tp")
+    plan = planned(place)
+    steps = list_actions(plan, add_hubs(question_of(plan).graph), place, as_searched=True)
+    seconds = sum(one.seconds for one in steps if isinstance(one, Start | Compute))
+    assert seconds == pytest.approx(plan.predicted.seconds - plan.predicted.update, rel=1e-9)
+
+
+def test_coding_is_computation_and_is_not_hidden() -> None:
+    mesh = Mesh.parse("tp=4")
+    pricing = Pricing(Graph((), (), ()), mesh, hiding(cluster_of("tp=4"), "tp"))
+    step = Step.parse("tp: S(0)->B", mesh).coded("int8")
+    coding = sum(pricing.coding(step, 1 << 20, 4))
+    alone, beside = (pricing.step_seconds(step, 1 << 20, 0, 4, seconds) for seconds in (0.0, 1e6))
+    assert coding > 0 and beside - coding == pytest.approx(0.2 * (alone - coding))
 
 
 def test_nothing_is_hidden_without_a_program_that_hides() -> None:
