@@ -26,15 +26,16 @@ Activations are live from F until the last of B and W (Qi et al. 2024, "Zero bub
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, cast
 
 from autoddl.core.errors import InputError
 
-__all__ = ["Action", "Flight", "Kind", "Schedule", "begun_stages", "check_copies", "check_schedule", "first_ranks",
-           "flights_of", "fullest", "live_activations", "needs", "peak_activations", "sizes_of", "sizes_text"]
+__all__ = ["Action", "Flight", "Kind", "RankMoment", "RankMoments", "Schedule", "begun_stages", "check_copies",
+           "check_schedule", "counted_flights", "first_ranks", "flights_of", "fullest", "live_activations", "needs",
+           "peak_activations", "rank_moments", "sizes_of", "sizes_text"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -64,15 +65,64 @@ class Flight(NamedTuple):
 
         in_flight   microbatches whose activations are there, from F until B
         waiting     others, whose gradients of weights wait for W; 0 where backward is not split
+        begun       whether a backward has ended before, so that there are sums of gradients
+        most        (in flight, waiting) at most at any time, where the others are those of one moment; None: the same
     """
 
     in_flight: int
     waiting: int = 0
+    begun: bool = True
+    most: tuple[int, int] | None = None
+
+    @property
+    def own(self) -> "Flight":
+        """The most that the stage has at any time."""
+        return Flight(*(self.most or self[:2]))
 
     @property
     def is_several(self) -> bool:
-        """Whether these are several: weights that are gathered stay so then, and the layouts to choose from differ."""
-        return self.in_flight + self.waiting > 1
+        """Whether it ever has several: weights that are gathered stay so then, and layouts to choose from differ."""
+        return sum(self.most or self[:2]) > 1
+
+    @property
+    def counted(self) -> "Flight":
+        """What says how many bytes it has at the moment: equal for stages that differ at other times alone."""
+        stays = self.is_several and sum(self[:2]) <= 1
+        return Flight(*self[:3], (1, 1) if stays else None)
+
+
+class RankMoment(NamedTuple):
+    """What is on a rank with several stages while it runs an action.
+
+        stage     the stage that runs
+        kind      of the action
+        flights   by stage of the rank what it has, with what the action itself adds or takes away
+    """
+
+    stage: int
+    kind: Kind
+    flights: tuple[Flight, ...]
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """(microbatches of all stages, stages of which a backward has ended)."""
+        return sum(one.in_flight + one.waiting for one in self.flights), sum(one.begun for one in self.flights)
+
+
+class RankMoments(NamedTuple):
+    """The stages that some ranks have, and their moments: of any other one there is one with at least as much."""
+
+    stages: tuple[int, ...]
+    moments: tuple[RankMoment, ...]
+
+    @property
+    def fullest(self) -> RankMoment | None:
+        """The moment with most microbatches, of those at which every stage has one in flight; None without any.
+
+        Of several these are that with fewest kinds of stages.
+        """
+        return max((one for one in self.moments if all(flight.in_flight for flight in one.flights)),
+                   key=lambda one: (one.total, -len(set(one.flights))), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +238,59 @@ def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
         own = ([one for one in schedule.actions[rank] if one.stage == stage] for rank in ranks)
         waits = [max(accumulate((one in late) - (one.kind == "W") for one in row), default=0) for row in own]
         found.append(Flight(max(most), max(waits)))
+    return tuple(found)
+
+
+def rank_moments(schedule: Schedule) -> dict[int, RankMoments]:
+    """By first rank, the moments of ranks with the same several stages.
+
+    What F adds is there while it runs, and what B or W takes away. Ranks with one stage in common have all
+    (`check_copies`).
+    """
+    late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, dict[
+        int, dict[RankMoment, None]]()
+    firsts = first_ranks(schedule.placement)
+    for actions in schedule.actions:
+        stages = sorted({action.stage for action in actions})
+        if len(stages) > 1:
+            found.setdefault(firsts[stages[0]], {}).update(dict.fromkeys(_moments(stages, actions, late)))
+    return {at: RankMoments(tuple(s for s, first in enumerate(firsts) if first == at), _fuller(every))
+            for at, every in found.items()}
+
+
+def _moments(stages: Sequence[int], actions: Sequence[Action], late: Container[Action]) -> Iterator[RankMoment]:
+    """Yields the moment of every action of a rank with these stages; the actions of `late` leave a W."""
+    now = dict.fromkeys(stages, Flight(0, 0, begun=False))
+    for action in actions:
+        stage, kind, *_ = action
+        own = now[stage]
+        if kind == "F":
+            now[stage] = own._replace(in_flight=own.in_flight + 1)
+        yield RankMoment(stage, kind, tuple(now.values()))
+        if kind == "B":
+            now[stage] = Flight(own.in_flight - 1, own.waiting + (action in late))
+        elif kind == "W":
+            now[stage] = Flight(own.in_flight, own.waiting - 1)
+
+
+def _fuller(every: Iterable[RankMoment]) -> tuple[RankMoment, ...]:
+    """Those moments than which no other of the same stage and kind has as much of everything."""
+    kept = list[RankMoment]()
+    for one in sorted(every, key=lambda one: one.total, reverse=True):
+        if not any((one.stage, one.kind) == (other.stage, other.kind) and all(
+                a >= b for own, its in zip(other.flights, one.flights, strict=True)
+                for a, b in zip(own[:3], its[:3], strict=True)) for other in kept):
+            kept.append(one)
+    return tuple(kept)
+
+
+def counted_flights(schedule: Schedule) -> tuple[Flight, ...]:
+    """By stage, what it has when its ranks have most; its own most where it is alone there, or no moment has all."""
+    found = list(flights_of(schedule))
+    for one in rank_moments(schedule).values():
+        flights = one.fullest.flights if one.fullest else ()
+        for s, flight in zip(one.stages, flights, strict=bool(flights)):
+            found[s] = flight._replace(most=(found[s].in_flight, found[s].waiting))
     return tuple(found)
 
 

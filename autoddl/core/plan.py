@@ -33,7 +33,7 @@ from autoddl.core.sparse import SparseRule
 from autoddl.core.state_layouts import Depths, parse_depths
 
 __all__ = ["BUCKET_BYTES", "VERSION", "Conversion", "Decision", "Pipeline", "Plan", "PlanIndex", "Prediction", "Stage",
-           "Stored", "level_of", "load_plan", "parse_plan"]
+           "StageBytes", "Stored", "level_of", "load_plan", "parse_plan"]
 
 VERSION = 2
 BUCKET_BYTES = 25 * 2**20
@@ -115,6 +115,27 @@ class Stored:
 
 
 @checked(frozen=True, slots=True, config=_STRICT)
+class StageBytes:
+    """The bytes of a stage by kind, in parts: what it has beside other stages of its ranks, at any moment of theirs.
+
+    With k microbatches in flight and w that wait for W these are
+
+        between its actions   base + sums + k kept + w late       sums once a backward has ended
+        in one of them        forward, backward, or that of the first backward, more: the most in any of them
+        at the update         update, all together
+    """
+
+    base: dict[str, float]
+    sums: dict[str, float]
+    kept: dict[str, float]
+    late: dict[str, float]
+    forward: dict[str, float]
+    backward: dict[str, float]
+    first: dict[str, float]
+    update: dict[str, float]
+
+
+@checked(frozen=True, slots=True, config=_STRICT)
 class Prediction:
     """The predicted seconds and bytes of one rank in one step.
 
@@ -128,6 +149,7 @@ class Prediction:
         line_seconds     seconds of the time line and the update, where the plan was chosen by it
         line_bound       seconds below which those of no plan are, where the plan was chosen by it
         in_switches      the part of `volume`, by axis, that goes to switches that reduce
+        parts            of a stage of a pipeline, its bytes in parts; else None
     """
 
     seconds: float
@@ -140,6 +162,7 @@ class Prediction:
     line_seconds: float | None = None
     line_bound: float | None = None
     in_switches: dict[str, float] = field(default_factory=dict)
+    parts: StageBytes | None = None
 
     @property
     def peak_bytes(self) -> float:
@@ -381,6 +404,8 @@ def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
         del tree["waiting"]
     if not tree["predicted"]["in_switches"]:
         del tree["predicted"]["in_switches"]
+    if tree["predicted"]["parts"] is None:
+        del tree["predicted"]["parts"]
     if tree["pipeline"] is None:
         del tree["pipeline"]
     elif not tree["pipeline"]["coded"]:

@@ -14,7 +14,7 @@ from autoddl.core.errors import AutoDDLError, Infeasible, InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import add_hubs
 from autoddl.core.names import near_names
-from autoddl.core.pipeline import Schedule, first_ranks
+from autoddl.core.pipeline import Schedule, first_ranks, rank_moments
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.cost_models import Cluster
@@ -116,14 +116,15 @@ def export_plan(plan: Plan, name: str, progress: Progress | None = None) -> Expo
 def peak_without_recomputation(plan: Plan, subject: Subject, optimizer: str) -> float:
     """Bytes of a rank at the peak of a plan of the subject, if backward computed nothing again.
 
-    Those of the stages of a rank are added, as in the plan's own peak (`stored_once`).
+    Those of the stages of a rank are added, as in the plan's own prediction (`stored_once`).
     """
     if plan.pipeline is None:
         return _with_all_kept(plan, subject.hubs, optimizer, subject.cluster).predicted.peak_bytes
     part, cuts = stage_cluster(subject.cluster, len(plan.pipeline.ranks)), cut_graph(subject.graph, plan.pipeline.cuts)
     stages = [_with_all_kept(one.plan, add_hubs(cut.graph), optimizer, part)
               for one, cut in zip(plan.pipeline.stages, cuts, strict=True)]
-    return max(together_bytes(stages, cuts, first_ranks(Schedule.parse(plan.pipeline.schedule).placement)).values())
+    schedule = Schedule.parse(plan.pipeline.schedule)
+    return max(together_bytes(stages, cuts, first_ranks(schedule.placement), rank_moments(schedule)).values())
 
 
 def _with_all_kept(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:

@@ -36,7 +36,8 @@ class Candidate:
         microbatches   number of them in a step
         recompute      the blocks that backward computes again, as text (`core.recompute`)
         in_flight      microbatches whose activations are there at once
-        waiting        those of them whose gradients of weights wait
+        waiting        others, whose gradients of weights wait
+        stays          whether there are several at other times, so that gathered weights stay
     """
 
     mesh: Mesh
@@ -45,6 +46,7 @@ class Candidate:
     recompute: str = NO_RECOMPUTE
     in_flight: int = 1
     waiting: int = 0
+    stays: bool = False
 
     def __str__(self) -> str:
         parts = f" x {self.microbatches} microbatches" if self.microbatches > 1 else ""
@@ -109,7 +111,7 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
                       policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts,
                       candidate.waiting, task.ports, task.options.compress, task.options.sparse or "", task.copies)
     region = candidate.region(graph, candidate.mesh)
-    others = candidate.in_flight + candidate.waiting  # whose weights must stay gathered
+    others = max(candidate.in_flight + candidate.waiting, 1 + candidate.stays)  # whose weights must stay gathered
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, others, pricing.sparse)
 
 

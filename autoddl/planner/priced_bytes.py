@@ -140,21 +140,24 @@ class PricedSearch:
         return PricedFound(heap[0][0], self.candidates[best] if known[best].solution else None, known[best].solution,
                            known[best].row)
 
-    def least_at(self, price: float, row: Row) -> float:
-        """Seconds + price * bytes of `row` that no plan of any candidate is below; the row is taken as it is.
+    def least_between(self, price: float, moment: Moment) -> PricedFound:
+        """The least seconds + price * bytes at one moment over all candidates, as a bound, and a plan of the best.
 
         Raises what a candidate lacks where none can be.
         """
-        found, problem = list[float](), None
-        for i in range(len(self.candidates)):
+        bound, best, problem = inf, PricedFound(inf, None, None, {moment: 1.0}), None
+        for i, candidate in enumerate(self.candidates):
             try:
                 search = self.jobs.ready(i)
-                posed, space = search.ready(row)
-                value = lower_bound(posed, price) if space is None else search.relaxed(posed, price, space).bound
-                found.append(value + price * search.budget)
+                posed, space = search.ready({moment: 1.0})
+                found = None if space is None else search.relaxed(posed, price, space)
+                least = (lower_bound(posed, price) if found is None else found.bound) + price * search.budget
             except (Infeasible, InputError) as error:
                 problem = error
-        if not found:
-            assert problem is not None
+                continue
+            bound = min(bound, least)
+            if found is not None and found.seconds < inf and least < best.bound:
+                best = replace(best, bound=least, candidate=candidate, solution=found)
+        if bound == inf and problem is not None:
             raise problem
-        return min(found)
+        return replace(best, bound=bound)

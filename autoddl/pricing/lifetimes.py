@@ -26,7 +26,8 @@ at one of them. It is one sum again, and a plan need not say in which of the thr
 `turn` lies between forward and backward. It counts parameters with the optimizer's state, and of every microbatch in
 flight what ops keep for backward. These are no more than the terms of the first moment of backward. What is sent to
 other stages, or comes from them, is left out with the buffers of messages, but for what the reader keeps. So where a
-stage is made of several, its sum is no less than theirs together.
+stage is made of several, its sum is no less than theirs together. `between` has the sums of gradients too, where there
+are any. It lies between two actions of a stage of a pipeline of which a backward has ended.
 """
 
 from collections import Counter, defaultdict
@@ -37,15 +38,17 @@ from typing import Any
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 
-__all__ = ["IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "TAKEN_OFF", "TIED", "TURN", "UPDATE", "Lifetimes", "Moment",
-           "Owner", "Pattern", "Term", "What"]
+__all__ = ["BETWEEN", "IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "SUMS", "TAKEN_OFF", "TIED", "TURN", "UPDATE",
+           "Lifetimes", "Moment", "Owner", "Pattern", "Term", "What"]
 
 Moment = str
-"""`before OP`, `forward OP`, `backward OP`, `around OP`, `update` or `turn`."""
+"""`before OP`, `forward OP`, `backward OP`, `around OP`, `update`, `turn` or `between`."""
 
 UPDATE: Moment = "update"
 
 TURN: Moment = "turn"
+
+BETWEEN: Moment = "between"
 
 KINDS = ("around", "backward", "forward", "before")
 """Moments of an op, those first that say more."""
@@ -59,6 +62,9 @@ RESIDUAL = ("residual",)
 TAKEN_OFF = ("sent on", "not passed on", "converted")
 """Kinds of terms that are negative: a copy that the edge's reader sends on, what a view does not pass on of it, and
 what a storage has behind a view where the edge copies that."""
+
+SUMS = ("gradient summed",)
+"""Kinds of terms of sums of gradients that are there while forward runs."""
 
 OF_VIEWS = ("rest", "moved")
 """Kinds of terms of what is kept behind a view, and is taken off where an edge on the way copies."""
@@ -123,7 +129,7 @@ class Lifetimes:
 
     def has(self, row: Mapping[Moment, float]) -> bool:
         """Whether the graph has every moment of `row`."""
-        named = [moment.partition(" ") for moment in row if moment not in (UPDATE, TURN)]
+        named = [moment.partition(" ") for moment in row if moment not in (UPDATE, TURN, BETWEEN)]
         return all(kind in KINDS and name in self.index for kind, _, name in named)
 
     def alive(self, number: int, counts: Callable[[Term], bool] = bool) -> list[Term]:
@@ -137,7 +143,7 @@ class Lifetimes:
     def patterns(self, row: Mapping[Moment, float], counts: Callable[[Term], bool] = bool) -> dict[Owner, Pattern]:
         """The terms of every owner that count in the sum over moments of weight * bytes at the moment; see `alive`."""
         found: dict[Owner, dict[What, float]] = defaultdict(lambda: defaultdict(float))
-        others = [] if self.in_flight == 1 and TURN not in row else self._kept_between(counts)
+        others = [] if self.in_flight == 1 and not {TURN, BETWEEN}.intersection(row) else self._kept_between(counts)
         for moment, weight in row.items():
             for owner, what in self._counted(moment, counts):
                 found[owner][what] += weight
@@ -163,9 +169,10 @@ class Lifetimes:
 
     def _counted(self, moment: Moment, counts: Callable[[Term], bool]) -> Iterator[tuple[Owner, What]]:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
-        if moment == TURN:
+        if moment in (TURN, BETWEEN):
             yield from self._kept_between(counts)
-            yield from ((term.owner, term.what) for term in self.terms if term.start == 0 and term.what[0] == "own")
+            kinds = ("own", *SUMS) if moment == BETWEEN else ("own",)
+            yield from ((term.owner, term.what) for term in self.terms if term.start == 0 and term.what[0] in kinds)
             return
         sums = [Counter((term.owner, term.what) for term in self.alive(n, counts)) for n in self.numbers(moment)]
         if len(sums) == 1:

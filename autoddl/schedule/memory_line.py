@@ -23,7 +23,7 @@ from math import prod
 
 from autoddl.core.graph import RECEIVE, Graph, Kind, Tensor
 from autoddl.core.layout import B, Layout, Mesh, local_shape
-from autoddl.core.plan import Plan
+from autoddl.core.plan import Plan, StageBytes
 from autoddl.core.stages import SEND
 from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.storages import Heap, Value, contiguous
@@ -31,6 +31,7 @@ from autoddl.operators.waiting import kept_for_weights
 from autoddl.pricing.optimizers import Optimizer, optimizer_of
 from autoddl.schedule.memory_forward import MicrobatchMemory
 from autoddl.schedule.memory_program import ParsedPlan
+from autoddl.schedule.stage_bytes import Passes
 from autoddl.schedule.timeline import PredictedStep
 
 __all__ = ["MemoryLine", "memory_line", "predict_memory", "with_memory_peak"]
@@ -66,6 +67,12 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
 
     `graph` is the planned one, of one microbatch.
     """
+    return _acted_out(plan, graph, optimizer, cluster, most, watched)[0]
+
+
+def _acted_out(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most: int, watched: bool
+               ) -> tuple[Heap, StageBytes | None]:
+    """(the heap after a step, of a stage of a pipeline its bytes in parts)."""
     heap = Heap(watched=watched)
     kept = optimizer_of(optimizer)
     stored = _stored(heap, plan, graph, kept)
@@ -82,28 +89,38 @@ def predict_memory(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, m
     few = replace(plan, microbatches=min(plan.microbatches - in_flight, most - 1) + together)
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu", cluster.device.by_hand)
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
-    moving = [*_in_transit(heap, plan, graph), *_waiting(heap, plan, graph)]
+    late = _waiting(plan, graph)
+    moving = [*_in_transit(heap, plan, graph), *([heap.new(plan.waiting * late, "transient")] if late else [])]
+    is_stage = any(op.target in (SEND, RECEIVE) for op in graph.ops)
+    passes = Passes(heap, {"transient": late} if late else {}, plan.waiting) if is_stage else None
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
-    if any(op.target in (SEND, RECEIVE) for op in graph.ops):
+    if passes is not None:
         step.gathers.ahead()
-    others = list[int]()
+        passes.start()
+    others, count = list[int](), in_flight - together
     for part in range(few.microbatches + together - 1):
         before = dict(heap.parts)
         if part < few.microbatches:
             begun[part].forward()
-        if part == 1 and together < in_flight:
-            others = _as_kept(heap, before, in_flight - together)
+            if passes is not None:
+                passes.ended("F")
+        if part == 1 and count:
+            others = _as_kept(heap, before, count)
         if part == few.microbatches + together - 2:
             for storage in others:
                 heap.drop(storage)
+        if passes is not None and others:
+            passes.others = count if part < few.microbatches + together - 2 else 0
         if part >= together - 1:
             begun[part - together + 1].backward()
+            if passes is not None:
+                passes.ended("B")
     heap.here = 2 * len(graph.ops)
     for storage in moving:
         heap.drop(storage)
     plain = all(state == B for s in plan.stored for state in s.layout)
     _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)
-    return heap
+    return heap, passes.in_parts(heap.of_pass or {}) if passes is not None else None
 
 
 def _as_kept(heap: Heap, before: Mapping[str, float], count: int) -> list[int]:
@@ -127,12 +144,12 @@ def _in_transit(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
     return found
 
 
-def _waiting(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
-    """A buffer for all that microbatches which wait for W keep for every op that waits (`operators.waiting`).
+def _waiting(plan: Plan, graph: Graph) -> float:
+    """Bytes that a microbatch which waits for W keeps for every op that waits (`operators.waiting`), if any waits.
 
     What several ops read in pieces of one size is there once.
     """
-    decided, seen, found = plan.index().decisions, set[tuple[int, int]](), list[int]()
+    decided, seen, found = plan.index().decisions, set[tuple[int, int]](), 0.0
     for i, kept in kept_for_weights(graph).items() if plan.waiting else ():
         op, one = graph.ops[i], decided.get(graph.ops[i].name)
         if one is None:
@@ -145,7 +162,7 @@ def _waiting(heap: Heap, plan: Plan, graph: Graph) -> list[int]:
                 pieces.append(nbytes)
             if storage is not None:
                 seen.add((storage, nbytes))
-        found.append(heap.new(float(plan.waiting * sum(pieces)), "transient"))
+        found += sum(pieces)
     return found
 
 
@@ -193,9 +210,10 @@ def _update(heap: Heap, grads: dict[str, Value], optimizer: Optimizer, together:
 
 
 def with_memory_peak(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster) -> Plan:
-    """The plan, whose prediction has the bytes by kind at the peak of its memory line."""
-    heap = predict_memory(plan, graph, optimizer, cluster)
-    return replace(plan, predicted=replace(plan.predicted, nbytes={k: v for k, v in heap.most.items() if v}))
+    """The plan, whose prediction has the bytes by kind at the peak of its memory line, and in parts of a stage."""
+    heap, parts = _acted_out(plan, graph, optimizer, cluster, MOST_PARTS, watched=False)
+    return replace(plan, predicted=replace(plan.predicted, nbytes={k: v for k, v in heap.most.items() if v},
+                                           parts=parts))
 
 
 def memory_line(plan: Plan, predicted: PredictedStep, graph: Graph, optimizer: str, cluster: Cluster) -> MemoryLine:

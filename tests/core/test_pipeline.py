@@ -12,12 +12,17 @@ from autoddl.cli.tables.pipeline_text import draw_schedule
 from autoddl.core.errors import InputError
 from autoddl.core.pipeline import (
     Action,
+    Flight,
     Schedule,
     check_schedule,
+    counted_flights,
+    first_ranks,
+    flights_of,
     fullest,
     live_activations,
     needs,
     peak_activations,
+    rank_moments,
 )
 from autoddl.core.pipeline_schedules import (
     chunks_of,
@@ -240,3 +245,47 @@ def test_the_fullest_rank_is_where_most_is_live() -> None:
 def test_schedules_that_do_not_exist(text: str, ranks: int, n: int, words: str) -> None:
     with pytest.raises(InputError, match=words):
         generate(text, ranks, n)
+
+
+@pytest.mark.parametrize("text,depth,n", [("zb-v", 4, 12), ("dualpipe-v", 4, 12), ("interleaved:3", 4, 8),
+                                          ("interleaved:2", 2, 2), ("chimera:1", 4, 8), ("chimera:2", 8, 16)])
+def test_what_a_rank_has_is_no_more_than_at_some_of_its_moments(text: str, depth: int, n: int) -> None:
+    """At every action again; and each moment is of an action."""
+    schedule, every = generate(text, depth, n), set[tuple[int, str, tuple[tuple[int, int], ...]]]()
+    late, firsts = {action for action in schedule if action.kind == "W"}, first_ranks(schedule.placement)
+    for rank, actions in enumerate(schedule.actions):
+        stages = sorted({action.stage for action in actions})
+        kept = rank_moments(schedule)[firsts[stages[0]]]
+        assert kept.stages == tuple(stages)
+        for i, (stage, kind, *_) in enumerate(actions):
+            before = Counter((one.stage, one.kind) for one in actions[:i])
+            waits = Counter(one.stage for one in actions[:i] if one.kind == "B" and one._replace(kind="W") in late)
+            now = tuple((before[s, "F"] - before[s, "B"] + (s == stage and kind == "F"), waits[s] - before[s, "W"])
+                        for s in stages)
+            every.add((stage, kind, now))
+            assert any((one.stage, one.kind) == (stage, kind) and all(
+                a <= flight.in_flight and b <= flight.waiting and (not before[s, "B"] or flight.begun)
+                for s, (a, b), flight in zip(stages, now, one.flights, strict=True)) for one in kept.moments), rank
+    for one in (one for kept in rank_moments(schedule).values() for one in kept.moments):
+        assert (one.stage, one.kind, tuple(flight[:2] for flight in one.flights)) in every
+
+
+def test_stages_count_what_they_have_when_their_rank_has_most() -> None:
+    """Zero-bubble V keeps as many as 1F1B on every rank, though each of its stages has more at some time."""
+    for depth in (2, 4, 8):
+        schedule = generate("zb-v", depth, 3 * depth)
+        flights, placement = counted_flights(schedule), schedule.placement[0]
+        for rank in range(depth):
+            own = [flight for flight, at in zip(flights, placement, strict=True) if at == rank]
+            assert sum(flight.in_flight + flight.waiting for flight in own) == 2 * depth
+            assert all(flight.own == most for flight, most, at in zip(
+                flights, flights_of(schedule), placement, strict=True) if at == rank)
+        assert any(sum(most) > sum(flight[:2]) for flight, most in zip(
+            flights, (flight[:2] for flight in flights_of(schedule)), strict=True))
+    assert counted_flights(generate("zb-h1", 4, 8)) == flights_of(generate("zb-h1", 4, 8)), "one stage a rank"
+
+
+def test_flights_are_the_same_for_what_they_count() -> None:
+    assert Flight(3, 1, most=(7, 1)).counted == Flight(3, 1) and Flight(3, 1, most=(7, 1)).own == Flight(7, 1)
+    assert Flight(1, 0, most=(1, 1)).counted == Flight(1, 0, most=(1, 1)) != Flight(1).counted, "gathered weights stay"
+    assert Flight(1, 0, begun=False).counted != Flight(1).counted

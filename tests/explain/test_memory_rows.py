@@ -34,7 +34,8 @@ def made(name: str, mesh: str, microbatches: int, recompute: str = "none", fligh
     graph = add_hubs(capture(*getattr(zoo, name)()).graph)
     pricing = Pricing(graph, Mesh.parse(mesh), CLUSTER, "adamw", microbatches,
                       recompute=policy_blocks(graph, recompute), in_flight=flight.in_flight, waiting=flight.waiting)
-    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight)))
+    return network_of(pricing, variables(graph, pricing.mesh, microbatches=microbatches, 
+                                         in_flight=flight.in_flight + flight.waiting))
 
 
 @parametrize_or_slow("name,mesh,microbatches,recompute", [

@@ -170,7 +170,8 @@ def test_no_rank_outlives_a_killed_launcher(tmp_path: Path, forked: bool) -> Non
 def test_a_slurm_step_is_a_rank_and_one_process_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "SLURM_PROCID",
                  "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is put back as it was, though the step itself sets it
+        monkeypatch.delenv(name)
     assert not is_rank()
     monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setenv("SLURM_NTASKS", "8")

@@ -10,6 +10,7 @@ from math import inf
 import pytest
 import torch
 from every_pipeline import Block, Case, Chain, best_pipeline, random_case
+from every_sharing import best_sharing
 from sampling import parametrize_or_slow
 from torch import nn
 
@@ -86,6 +87,33 @@ def test_no_bound_is_above_the_best_where_backward_is_split(schedule: str) -> No
 def test_no_bound_is_above_the_best_where_stages_have_copies(seed: int) -> None:
     """Two pipes in opposite directions: what their copies exchange is priced, and traded with layouts."""
     assert _check(seed, "chimera:1") < 1e-2
+
+
+@pytest.mark.timeout(1800)
+@parametrize_or_slow("seed,schedule,part", [(0, "interleaved:2", 0.75)], [
+    (seed, name, part) for seed in (0, 2, 3, 4) for name in ("interleaved:2", "zb-v") for part in (2.0, 0.9, 0.75)])
+def test_no_bound_is_above_the_best_where_stages_share_ranks(seed: int, schedule: str, part: float) -> None:
+    """Four stages on two parts, with so much of the bytes that the best has without a budget."""
+    case = random_case(seed, 4, schedule)
+    torch.manual_seed(seed)
+    model, sample = Chain(case.widths), torch.randn(case.batch, case.widths[0])
+
+    def plan(budget: float | None) -> Plan | None:
+        try:
+            return autoddl.plan(model, case.cluster, sample, microbatches=(case.microbatches,), max_axes=1, workers=1,
+                                stages=(2,), schedule=(schedule,), budget=budget)
+        except Infeasible:
+            return None
+
+    free = plan(None)
+    assert free is not None
+    options = PlanOptions(microbatches=(case.microbatches,), max_axes=1, workers=1,
+                          budget=part * free.predicted.peak_bytes)
+    found, best = plan(options.budget), best_sharing(task_of(model, case.cluster, sample, options, "chain", None), case)
+    assert (found is None) == (best == inf)
+    if found is not None:
+        assert found.bound <= best * (1 + 1e-9) <= found.predicted.seconds * (1 + 2e-9) <= best * 1.03
+        check_pipeline(found)
 
 
 @parametrize_or_slow("seed,schedule", [(0, "1f1b")], [(seed, name) for seed in (1, 2, 3, 4, 5, 7) for name in (

@@ -5,13 +5,14 @@ from dataclasses import replace
 from itertools import pairwise, permutations, product
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 import zoo
 from every_pipeline import Chain
 
 from autoddl.core.errors import Infeasible
-from autoddl.core.pipeline import Flight, flights_of
+from autoddl.core.pipeline import Flight
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
@@ -26,8 +27,8 @@ from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved,
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import TriedCut
-from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.task import task_of
+from autoddl.schedule.stage_bytes import alone_bytes, rank_peak_bytes
 
 TWO_BY_TWO = "examples/clusters/rehearsal-2x2-200.yaml"
 
@@ -37,17 +38,18 @@ ONE_AXIS = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
 @pytest.mark.parametrize("seed", range(40))
 def test_merged_fronts_have_the_least_of_every_choice(seed: int) -> None:
     rng = random.Random(seed)
-    fronts = [[(rng.uniform(1, 9), rng.uniform(1, 9)) for _ in range(rng.randint(1, 5))]
-              for _ in range(rng.randint(1, 4))]
+    moments = rng.randint(1, 3)
+    fronts = [[(rng.uniform(1, 9), np.array([rng.uniform(1, 9) for _ in range(moments)]))
+               for _ in range(rng.randint(1, 5))] for _ in range(rng.randint(1, 4))]
     budget = rng.uniform(2, 5) * len(fronts)
-    every = [choice for choice in product(*fronts) if sum(b for _, b in choice) <= budget]
+    every = [choice for choice in product(*fronts) if np.all(sum(b for _, b in choice) <= budget)]
     wanted = min((sum(t for t, _ in choice) for choice in every), default=inf)
     found = least_together(fronts, budget)
     if found is None:
         assert wanted == inf
     else:
         chosen = [front[k] for front, k in zip(fronts, found, strict=True)]
-        assert sum(t for t, _ in chosen) == pytest.approx(wanted) and sum(b for _, b in chosen) <= budget
+        assert sum(t for t, _ in chosen) == pytest.approx(wanted) and np.all(sum(b for _, b in chosen) <= budget)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -73,12 +75,12 @@ def test_a_cut_beside_one_that_is_too_full_fits_its_ranks_without_a_budget() -> 
     task = task_of(model, TWO_BY_TWO, sample, ONE_AXIS, "gpt2", None)
     name, cut = "interleaved:2", (2, 3, 4)
     parts = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
-    flights = flights_of(parts.staged(name, cut).schedule())
+    flights = parts.staged(name, cut).flights
 
     def fullest(cut: tuple[int, ...]) -> float:
         staged = parts.staged(name, cut)
         graphs = cut_graph(parts.graph, staged.cuts)
-        return max(together_bytes([*map(parts.freely_planned, graphs, flights)], graphs, staged.placement).values())
+        return rank_peak(parts, staged, [*map(parts.freely_planned, graphs, flights)])
 
     def within(budget: float) -> tuple[int, ...] | None:
         parts.task = replace(task, budget=budget)
@@ -108,17 +110,17 @@ def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypat
 def test_plans_that_are_found_roughly_fit_and_spare_searches() -> None:
     """Four ranks of two stages: those with fewer microbatches in flight take what was found for the fullest."""
     model, sample = zoo.named("gpt2", layers=8, B=8)
-    options = replace(ONE_AXIS, recompute=("search",))
+    options = replace(ONE_AXIS, microbatches=(8,), recompute=("search",))
     task = task_of(model, "examples/clusters/rehearsal-4x1-200.yaml", sample, options, "gpt2", None)
     name, cut = "interleaved:2", (1, 2, 3, 4, 5, 6, 7)
 
     def parts(budget: float) -> StageParts:
-        return StageParts(replace(task, budget=budget), 8, 4, 4, places_of(task.variant(4).original, ()),
-                          generate(name, 4, 4).placement)
+        return StageParts(replace(task, budget=budget), 8, 4, 8, places_of(task.variant(8).original, ()),
+                          generate(name, 4, 8).placement)
 
     free = parts(inf)
     staged = free.staged(name, cut)
-    graphs, flights = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(free.graph, staged.cuts), staged.flights
     budget = 0.9 * rank_peak(free, staged, tuple(map(free.freely_planned, graphs, flights)))
     quick, slow = parts(budget), parts(budget)
     rough = fitting_plans(quick, staged, graphs, flights, roughly=True)
@@ -145,19 +147,20 @@ def _eight(budget: float) -> tuple[StageParts, Staged]:
 def test_a_stage_may_have_what_the_others_of_its_rank_leave() -> None:
     """Of plans with the least and the most bytes neither uses the rank: one between them does, and is faster."""
     free, staged = _eight(inf)
-    graphs, flights = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(free.graph, staged.cuts), staged.flights
     stages = [(graphs[s], flights[s]) for s in (0, 4)]
     most = [free.freely_planned(*stage) for stage in stages]
-    sizes = [plan.predicted.peak_bytes for plan in most]
-    part = _eight(0.9 * sizes[0] + sizes[1])[0]
+    moments = staged.moments[0]
+    part = _eight(0.95 * rank_peak_bytes(most, moments))[0]
     least = next(plan for share in range(1, EVEN) if (plan := _tried(part, share, stages[0])) is not None)
     fronts = [[most[0], least], [most[1]]]
-    found = rank_memory._filled(part, stages, fronts, [least, most[1]])
-    assert sum(plan.predicted.peak_bytes for plan in found) <= part.task.budget
+    found = rank_memory._filled(part, moments, stages, fronts, [least, most[1]])
+    assert rank_peak_bytes(found, moments) <= part.task.budget
     assert most[0].predicted.seconds <= found[0].predicted.seconds < 0.999 * least.predicted.seconds
-    assert found[1] == most[1] and least.predicted.peak_bytes < found[0].predicted.peak_bytes < sizes[0]
-    part.task = replace(part.task, budget=least.predicted.peak_bytes + sizes[1])
-    assert rank_memory._filled(part, stages, fronts, [least, most[1]]) == [least, most[1]], "nothing is left"
+    sizes = [plan.predicted.peak_bytes for plan in (least, found[0], most[0])]
+    assert found[1] == most[1] and sizes[0] < sizes[1] < sizes[2]
+    part.task = replace(part.task, budget=rank_peak_bytes([least, most[1]], moments))
+    assert rank_memory._filled(part, moments, stages, fronts, [least, most[1]]) == [least, most[1]], "nothing is left"
 
 
 def _tried(part: StageParts, share: int, stage: tuple[StageGraph, Flight]) -> Plan | None:
@@ -170,12 +173,12 @@ def _tried(part: StageParts, share: int, stage: tuple[StageGraph, Flight]) -> Pl
 
 def test_what_the_bytes_that_a_rank_lacks_cost_is_told_of_its_fullest_stage() -> None:
     free, staged = _eight(inf)
-    graphs, flights, cut = cut_graph(free.graph, staged.cuts), flights_of(staged.schedule()), (2, 3, 4, 5, 6, 7, 8)
-    sizes = [plan.predicted.peak_bytes for plan in map(free.freely_planned, graphs, flights)]
-    ranks = [sizes[s] + sizes[s + 4] for s in range(4)]
-    part = _eight(0.85 * max(ranks))[0]
+    graphs, flights, cut = cut_graph(free.graph, staged.cuts), staged.flights, (2, 3, 4, 5, 6, 7, 8)
+    plans = tuple(map(free.freely_planned, graphs, flights))
+    ranks = [alone_bytes(plans[s], flights[s]) + alone_bytes(plans[s + 4], flights[s + 4]) for s in range(4)]
+    part = _eight(0.85 * rank_peak(free, staged, plans))[0]
     price = price_of_bytes(part, staged, fitting_plans(part, staged, graphs, flights))
-    assert price > 0 and price_of_bytes(free, staged, tuple(map(free.freely_planned, graphs, flights))) == 0
+    assert price > 0 and price_of_bytes(free, staged, plans) == 0
     lost = lost_seconds(part, cut, flights, price, {})
     for s in range(4):
         assert lost[s] == pytest.approx(price * max(0.0, ranks[s] - part.task.budget)) and lost[s + 4] == 0
@@ -195,7 +198,7 @@ def test_buckets_of_stages_on_the_same_ranks_are_within_what_the_stages_leave(le
     name, cut = "interleaved:2", (3, 6, 9)
     part = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
     staged = part.staged(name, cut)
-    plans = tuple(map(part.freely_planned, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())))
+    plans = tuple(map(part.freely_planned, cut_graph(part.graph, staged.cuts), staged.flights))
 
     def planned(budget: float) -> Plan:
         part.task = replace(task, budget=budget)
@@ -205,6 +208,6 @@ def test_buckets_of_stages_on_the_same_ranks_are_within_what_the_stages_leave(le
     free, plan = planned(inf), planned(budget)
     assert plan.predicted.peak_bytes <= plan.budget == budget < free.predicted.peak_bytes
     assert plan.pipeline is not None and {stage.plan.budget for stage in plan.pipeline.stages} == {budget}
-    assert any(stage.plan.bucket_bytes > 1 for stage in plan.pipeline.stages) == (left > 0)
+    assert left == 0 or any(stage.plan.bucket_bytes > 1 for stage in plan.pipeline.stages)
     with pytest.raises(Infeasible, match="do not fit it together"):
         planned(budget - left - 1)

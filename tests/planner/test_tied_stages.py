@@ -12,7 +12,6 @@ from every_pipeline import CLUSTER, Chain
 
 from autoddl.core.errors import InputError
 from autoddl.core.layout import local_shape
-from autoddl.core.pipeline import flights_of
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph, shared_here
 from autoddl.cost_models import parse_cluster
@@ -21,6 +20,7 @@ from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import cut_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
+from autoddl.planner.pipelines.rank_memory import rank_peak
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
 from autoddl.planner.pipelines.staged import Staged
@@ -28,6 +28,7 @@ from autoddl.planner.pipelines.staged_steps import stage_times, staged_step
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.task import task_of
+from autoddl.schedule.stage_bytes import rank_peak_bytes
 from autoddl.schedule.stage_lanes import stored_apart
 
 TIED = "model.transformer.wte.weight"
@@ -44,7 +45,7 @@ def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
     task = task_of(model, "examples/clusters/rehearsal-2x2-200.yaml", sample, options, "gpt2", None)
     part = StageParts(task, 4, 2, 2, places_of(task.variant(2).original, ()), ((0, 1, 1, 0),), splits=True)
     staged = part.staged("zb-v", (1, 2, 3))
-    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     assert shared_here(graphs, staged.placement) == {TIED: ((0, 3),)}
     plans = [part.planned(*stage) for stage in zip(graphs, flights, strict=True)]
     mesh = plans[0].mesh
@@ -60,21 +61,21 @@ def test_tied_stages_take_the_layout_of_the_one_that_leads_best() -> None:
     assert (found[0] == plans[0]) != (found[3] == plans[3]), "one led"
     assert sum(plan.predicted.seconds for plan in found) >= sum(
         part.planned(*stage).predicted.seconds for stage in zip(graphs, flights, strict=True)) * (1 - 1e-9)
-    most = sum(found[s].predicted.peak_bytes for s in (0, 3))
+    most = rank_peak(part, staged, found)
     tight = replace(part, task=replace(task, budget=most))
-    held = agreed(tight, staged, plans, graphs, flights)
-    assert sum(held[s].predicted.peak_bytes for s in (0, 3)) <= most
+    assert rank_peak(tight, staged, agreed(tight, staged, plans, graphs, flights)) <= most
     whole = pipeline_plan(task, staged, found)
     assert whole.pipeline is not None
-    _check_counted_once(whole, found, part, most)
+    _check_counted_once(whole, found, part)
 
 
-def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts, most: float) -> None:
+def _check_counted_once(whole: Plan, found: Sequence[Plan], part: StageParts) -> None:
     """Ranks of the first part store and update the table once; bounds know that they may."""
     graph = next(one for one in part.task.variant(2).graph.tensors if one.fqn == TIED)
     piece = prod(local_shape(graph.shape, found[0].index().stored[TIED].layout, found[0].mesh)) * 4
-    beside = sum(found[s].predicted.peak_bytes for s in (1, 2))
-    assert whole.predicted.peak_bytes == pytest.approx(max(most - 3 * piece, beside)), "a weight, and two of AdamW"
+    moments = part.staged("zb-v", (1, 2, 3)).moments
+    own, beside = (rank_peak_bytes([found[s] for s in moments[at].stages], moments[at]) for at in (0, 1))
+    assert whole.predicted.peak_bytes == pytest.approx(max(own - 3 * piece, beside)), "a weight, and two of AdamW"
     search = CutSearch(part, "zb-v", lambda _: None)
     search.cuts.add_plans((1, 2, 3), found)
     told = search.row.nbytes
@@ -98,7 +99,7 @@ def test_what_is_known_of_tied_stages_counts_the_exchange_of_copies_once() -> No
     places = places_of(task.variant(2).original, ())
     part = StageParts(task, 2, 2, 2, places, Staged(places[:1], "chimera:1", 2).pipes)
     staged = part.staged("chimera:1", (1,))
-    flights, tried = flights_of(staged.schedule()), try_cut(part, "chimera:1", (1,))
+    flights, tried = staged.flights, try_cut(part, "chimera:1", (1,))
     price = SharedPrice((1,), ((2.0, 2.0, 0.0, 1.0, 1.0, 1.0, 0.0, 0.0),), 1e-12)
     part.sharpen(1, part.units, flights[1])
     part.learn_priced(1, part.units, flights[1], price.weights[0], price.price)

@@ -25,6 +25,7 @@ from autoddl.capture.capture import Captured, capture
 from autoddl.capture.sample import Sample, parted
 from autoddl.core.errors import InputError, MachineError, MismatchError
 from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.pipeline import Schedule, rank_moments
 from autoddl.core.pipeline_schedules import chunks_of, generate, written_name
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -32,8 +33,9 @@ from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
 from autoddl.runtime.stage_setup import stage_rows
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
-from autoddl.schedule.memory_line import predict_memory
+from autoddl.schedule.memory_line import predict_memory, with_memory_peak
 from autoddl.schedule.parameter_protocol import GatherProtocol
+from autoddl.schedule.stage_bytes import rank_peak_bytes
 
 ROWS = 24
 STEPS = 2
@@ -268,6 +270,25 @@ def test_what_is_in_flight_and_what_waits_takes_about_the_bytes_that_are_predict
                                               strict=True)]
     print(name, schedule, most, [round(ratio, 2) for ratio in ratios])
     assert all(0.8 < ratio < 1.15 for ratio in ratios)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-4", "llama-4"])
+@pytest.mark.parametrize("schedule", ["interleaved:2", "zb-v", "dualpipe-v"])
+def test_a_rank_with_several_stages_takes_about_the_bytes_of_its_fullest_moment(name: str, schedule: str) -> None:
+    """Not those of all stages at their own: of zero-bubble V they are 1.3 to 1.4 times what is tracked. Prints tracked
+    bytes by rank, and predicted / tracked."""
+    plan, of = agreeing(name, 4, schedule, "one=1", 8), captured(name, 8)
+    assert plan.pipeline is not None
+    place = cluster_of("one=1")
+    place = replace(place, device=replace(place.device, kind="cpu"))
+    stages = [with_memory_peak(replace(stage.plan, bucket_bytes=1), add_hubs(graph.graph), "adamw", place)
+              for stage, graph in zip(plan.pipeline.stages, cut_graph(of.graph, plan.pipeline.cuts), strict=True)]
+    most, moments = on_ranks(2, tracked, name, plan), rank_moments(Schedule.parse(plan.pipeline.schedule))
+    ratios = [rank_peak_bytes([stages[s] for s in one.stages], one) / most[rank] for rank, one in moments.items()]
+    print(name, schedule, most, [round(ratio, 2) for ratio in ratios])
+    assert all(0.88 < ratio < 1.05 for ratio in ratios)
 
 
 @pytest.mark.ranks

@@ -139,21 +139,21 @@ def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int
         seconds = np.insert(np.round(np.stack(parts, axis=1), DIGITS), 2, 0.0, axis=1)
         legal = np.flatnonzero(np.isfinite(seconds).all(axis=1))
         for at in legal.tolist() if splits else ():
-            drawn = draft_of(network, _choice(network, at))
+            drawn = draft_of(network, choice_at(network, at))
             seconds[at, 2] = round(stage_seconds(drawn, network.pricing.graph, part, True).weight, DIGITS)
             seconds[at, 1] -= seconds[at, 2]
-        groups = _port_layouts(network, legal)
+        groups = port_layouts(network, legal)
         for group in np.unique(groups):
             least = _least(network, seconds, legal[groups == group], task.budget)
             if least:
-                yield draft_of(network, _choice(network, least[0])), [StageSeconds(*row) for row in seconds[least]]
+                yield draft_of(network, choice_at(network, least[0])), [StageSeconds(*row) for row in seconds[least]]
 
 
-def _choice(network: CostNetwork, at: int) -> tuple[int, ...]:
+def choice_at(network: CostNetwork, at: int) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(at, network.sizes))
 
 
-def _port_layouts(network: CostNetwork, legal: np.ndarray) -> np.ndarray:
+def port_layouts(network: CostNetwork, legal: np.ndarray) -> np.ndarray:
     """A number for each choice, equal where tensors are given and taken in the same layouts."""
     found, options = np.zeros(len(legal), dtype=int), np.unravel_index(legal, network.sizes)
     for v, variable in enumerate(network.variables):
@@ -169,6 +169,6 @@ def _least(network: CostNetwork, seconds: np.ndarray, among: np.ndarray, budget:
     kept, peaks = list[int](), Peaks(network)
     for at in among[np.lexsort(seconds[among].T[::-1])].tolist():
         if not any((seconds[one] <= seconds[at]).all() for one in kept) \
-                and (budget == inf or peaks.of(_choice(network, at)).nbytes <= budget):
+                and (budget == inf or peaks.of(choice_at(network, at)).nbytes <= budget):
             kept.append(at)
     return kept

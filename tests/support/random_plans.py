@@ -64,7 +64,8 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
                       recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)),
                       in_flight=flight.in_flight, waiting=flight.waiting, codecs=codecs, sparse=sparse)
-    space = variables(graph, pricing.mesh, microbatches=microbatches, in_flight=sum(flight), sparse=sparse)
+    space = variables(graph, pricing.mesh, microbatches=microbatches, sparse=sparse,
+                      in_flight=flight.in_flight + flight.waiting)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

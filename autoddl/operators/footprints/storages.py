@@ -104,6 +104,10 @@ class Heap:
     """The most bytes held so far."""
     here: int = 0
     """The present place in the step, which `moment` writes into `line`."""
+    of_pass: dict[str, float] | None = None
+    """Bytes held by kind at the peak of the present pass; None where passes are not told apart."""
+    pass_peak: float = 0.0
+    """The most bytes held in the present pass."""
 
     def new(self, nbytes: float, kind: str) -> int:
         """Adds a storage with one reference and returns its number."""
@@ -145,8 +149,16 @@ class Heap:
         held = self.held + extra
         self.line.append((self.here, held))
         if self.watched:
-            self.kinds_line.append({**self.parts, "transient": self.parts["transient"] + extra})
+            self.kinds_line.append(self._with(extra))
         if held > self.peak:
-            self.peak = held
-            self.most = dict(self.parts)
-            self.most["transient"] = self.most.get("transient", 0.0) + extra
+            self.peak, self.most = held, self._with(extra)
+        if self.of_pass is not None and held > self.pass_peak:
+            self.pass_peak, self.of_pass = held, self._with(extra)
+
+    def _with(self, extra: float) -> dict[str, float]:
+        """Bytes held now by kind, and some transient ones more."""
+        return {**self.parts, "transient": self.parts["transient"] + extra}
+
+    def begin_pass(self) -> None:
+        """Forgets the peak of the pass before: `of_pass` is that of the next."""
+        self.pass_peak, self.of_pass = 0.0, {}

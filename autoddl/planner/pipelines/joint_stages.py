@@ -21,8 +21,9 @@ both agree (`blend_paths`). These are cutting planes (Kelley, The cutting-plane 
 1960).
 
 Stages of one part of the cluster share the memory of its ranks. Their bytes have a price in the linear program, one for
-each such part, beside the weights of the paths. A stage then has the least of its seconds and its bytes' price, and the
-budget's own price is taken off (`core.pipeline_cuts`). So the bound knows that stages must fit together.
+each such part, beside the weights of the paths. They are those at the fullest moment of the rank, while none runs. A
+stage then has the least of its seconds and its bytes' price, and the budget's own price is taken off
+(`core.pipeline_cuts`). So the bound knows that stages must fit together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, Schedule, flights_of
+from autoddl.core.pipeline import Flight, Schedule
 from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
@@ -45,14 +46,15 @@ from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import stage_times
-from autoddl.planner.pipelines.stored_once import together_bytes
+from autoddl.planner.pipelines.stored_once import bytes_twice, together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_bytes import resting_bytes
 from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.search.cut_planes import best_priced, blended
 from autoddl.search.path_tables import Blend
 
-__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "stage_weights"]
+__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "priced_groups", "stage_weights"]
 
 ROUNDS = 6
 """Times that every stage of a cut is searched again, at most."""
@@ -92,7 +94,7 @@ class _Joint:
 
 def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
     """(plans of the stages, seconds of the pipeline), no slower than those given, with layouts chosen together."""
-    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     best = _joint(part, staged, tuple(plans))
     seen, stale = [best.path], 0
     for turn in range(ROUNDS):
@@ -139,16 +141,16 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
 
     What is known of stages with the counts of these blends, and under these prices, is in `part` then.
     """
-    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
     best = _joint(part, staged, tuple(plans))
-    groups = groups_of(staged) if part.task.budget < inf else []
+    groups = priced_groups(staged) if part.task.budget < inf else []
     met, blends, prices = [best], list[Blend](), list[SharedPrice]()
     if groups:
         met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights))))
     done, paths = set[object](), list[PathBound]()
     for _ in range(BLENDS):
-        over = np.array([[_over(part, one.plans, group) for one in met] for group in groups])
+        over = np.array([[_over(part, one.plans, group, flights) for one in met] for group in groups])
         blend, paid = _best_blend(staged.schedule(), met, paths, over.reshape(len(groups), len(met)))
         weights = stage_weights(blend)
         priced = [SharedPrice(group, tuple(weights[s] for s in group), float(f"{total / part.task.budget:.6g}"))
@@ -200,9 +202,14 @@ def groups_of(staged: Staged) -> list[tuple[int, ...]]:
     return [group for group in every if len(group) > 1]
 
 
-def _over(part: StageParts, plans: Sequence[Plan], group: Sequence[int]) -> float:
-    """By what part of the budget the stages of a part are above it."""
-    return sum(plans[s].predicted.peak_bytes for s in group) / part.task.budget - 1
+def priced_groups(staged: Staged) -> list[tuple[int, ...]]:
+    """Those of which there is a moment at which each stage has something: prices of bytes count what it has then."""
+    return [group for group in groups_of(staged) if all(staged.flights[s].most for s in group)]
+
+
+def _over(part: StageParts, plans: Sequence[Plan], group: Sequence[int], flights: Sequence[Flight]) -> float:
+    """By what part of the budget the stages of a part are above it, with what they have while none of them runs."""
+    return sum(resting_bytes(plans[s], flights[s]) for s in group) / part.task.budget - 1
 
 
 def stage_weights(blend: Blend) -> list[tuple[float, ...]]:
@@ -235,8 +242,9 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
         return None  # neither the stage nor its messages are waited for
     ports = StageMessages.of(part.task.cluster, part.graph, staged, best.plans, s, tuple(map(float, waits[-1])))
     counts, found = Counts(own[0], own[1], own[3], own[4], own[5], own[2]), list[_Joint]()
-    used = together_bytes(best.plans, graphs, staged.placement)[staged.placement[s]]
-    room = part.task.budget - (used - best.plans[s].predicted.peak_bytes)
+    at, twice = staged.placement[s], bytes_twice(best.plans, graphs, staged.placement)
+    room = part.task.budget + sum(twice.get(at, {}).values()) - sum(
+        resting_bytes(plan, flights[k]) for k, plan in enumerate(best.plans) if staged.placement[k] == at and k != s)
     for stages in filter(None, (part.on(s), following(part, staged, best.plans, graphs, s))):
         with suppress(Infeasible, InputError, OutOfTime):
             plan = stages.searched_for(graphs[s], flights[s], counts, ports, room)
@@ -250,5 +258,6 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
 
 def _fit(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequence[StageGraph]) -> bool:
     """Whether the stages of every part of the cluster fit its ranks together, and store alike what they share."""
-    return max(together_bytes(plans, graphs, staged.placement).values()) <= part.task.budget and stored_apart(
+    return max(together_bytes(plans, graphs, staged.placement, staged.moments).values()
+               ) <= part.task.budget and stored_apart(
         plans, graphs, staged.placement) is None

@@ -408,7 +408,7 @@ class CutSearch:
         roughly = tries and at is None and self.cuts.fastest is None and len(self.cuts.tried) < FIRST
         at = cut if roughly else at
         one = None if at is None else self.cuts.find(at, roughly or (news and at in self.cuts.rough))
-        if not news and one is None:
+        if not news and one is None and not self.part.shares:
             news = self._known(StageParts.fit, stages)
         if not news and one is not None and not is_known and not self.late() and not self.is_closed:
             made = blend_paths(self.part, self.cuts.staged(cut), one.plans)

@@ -236,13 +236,14 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     Buckets of the stages of a part of the cluster have what its ranks have left, those of the first stage first.
     """
     staged, budget, buckets = part.staged(name, tried.cut), part.task.budget, dict[object, int]()
-    graphs, plans = cut_graph(part.graph, staged.cuts), list[Plan]()
-    left = {at: budget - nbytes for at, nbytes in together_bytes(tried.plans, graphs, staged.placement).items()}
+    graphs = cut_graph(part.graph, staged.cuts)
+    plans = list(tried.plans)
     for s, (plan, graph, at) in enumerate(zip(tried.plans, graphs, staged.placement, strict=True)):
-        own = plan.predicted.peak_bytes
-        made = _bucketed(replace(plan, budget=own + left[at]), graph, part.on(s), buckets)
-        left[at] -= made.predicted.peak_bytes - own
-        plans.append(replace(made, budget=budget))
+        left = budget - together_bytes(plans, graphs, staged.placement, staged.moments)[at]
+        made = _bucketed(replace(plan, budget=plan.predicted.peak_bytes + left), graph, part.on(s), buckets)
+        tried_so = [*plans[:s], made, *plans[s + 1:]]
+        fits = together_bytes(tried_so, graphs, staged.placement, staged.moments)[at] <= budget
+        plans[s] = replace(made if fits else plan, budget=budget)
     return pipeline_plan(part.task, staged, plans)
 
 

@@ -19,17 +19,18 @@ from math import floor, inf, log
 from typing import NamedTuple
 
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, flights_of
+from autoddl.core.pipeline import Flight, RankMoments
 from autoddl.core.pipeline_cuts import PathBound
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, check_parameters, cut_graph
-from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, stage_weights
+from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, priced_groups, stage_weights
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
+from autoddl.schedule.stage_bytes import alone_bytes, at_moments, rank_peak_bytes, resting_bytes
 
 __all__ = ["fitting_plans", "lost_seconds", "price_of_bytes", "rank_peak", "rank_prices", "roomier", "roomier_cuts",
            "unit_prices"]
@@ -71,6 +72,7 @@ DIVISIONS = 3
 """Divisions of a rank's budget among its stages that are tried for a cut."""
 
 Stages = Sequence[tuple[StageGraph, Flight]]
+"""The stages of a part, and their microbatches as they count there."""
 
 
 def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight],
@@ -84,7 +86,8 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
     prices: tuple[float, ...] | None = () if roughly and part.shares else None
     for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
-        found, prices = _sharing(part.on(mine[0]), [(graphs[s], flights[s]) for s in mine], prices)
+        found, prices = _sharing(part.on(mine[0]), staged.moments.get(staged.placement[mine[0]]),
+                                 [(graphs[s], flights[s]) for s in mine], prices)
         for s, plan in zip(mine, found, strict=True):
             plans[s] = plan
     made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
@@ -93,9 +96,10 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
 
 def price_of_bytes(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
     """Seconds of the stages that a byte costs, in the mean, by which those of a rank do not fit it freely."""
-    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     free = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
-    over = {group: sum(free[s].predicted.peak_bytes for s in group) - part.task.budget for group in groups_of(staged)}
+    sizes = together_bytes(free, graphs, staged.placement, staged.moments)
+    over = {group: sizes[staged.placement[group[0]]] - part.task.budget for group in groups_of(staged)}
     full = [group for group in over if over[group] > 0]
     lost = sum(plans[s].predicted.seconds - free[s].predicted.seconds for group in full for s in group)
     return max(0.0, lost) / sum(over[group] for group in full) if full else 0.0
@@ -112,19 +116,19 @@ def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Fligh
     try:
         for s, a, b in (one for one in stages if one not in known):
             on = part.on(s)
-            known[s, a, b] = on.freely_planned(on.alone(a, b)[0], flights[s]).predicted.peak_bytes
+            known[s, a, b] = alone_bytes(on.freely_planned(on.alone(a, b)[0], flights[s]), flights[s])
     except (Infeasible, InputError, OutOfTime):
         return found
     for place in set(part.together):
         mine = [s for s, at in enumerate(part.together) if at == place]
-        most = max(mine, key=lambda s: flights[s])
+        most = max(mine, key=lambda s: flights[s][:2])
         found[most] = price * max(0.0, sum(known[stages[s]] for s in mine) - part.task.budget)
     return found
 
 
 def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
     """Bytes of the fullest rank with all stages that it has."""
-    return max(together_bytes(plans, cut_graph(part.graph, staged.cuts), staged.placement).values())
+    return max(together_bytes(plans, cut_graph(part.graph, staged.cuts), staged.placement, staged.moments).values())
 
 
 def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight],
@@ -171,7 +175,7 @@ def _freely_full(part: StageParts, name: str, cut: tuple[int, ...], flights: Seq
     staged = part.staged(name, cut)
     graphs = cut_graph(part.graph, staged.cuts)
     plans = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
-    return together_bytes(plans, graphs, staged.placement)
+    return together_bytes(plans, graphs, staged.placement, staged.moments)
 
 
 def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
@@ -188,15 +192,17 @@ def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) ->
     It is the best price for the fullest rank: any price is true of all. What stages so counted take at least is in
     `part` then.
     """
-    graphs, flights = cut_graph(part.graph, staged.cuts), flights_of(staged.schedule())
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     ends = list(pairwise((0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)))
     free = [part.freely_planned(graph, flight) for graph, flight in zip(graphs, flights, strict=True)]
-    sizes = {group: sum(free[s].predicted.peak_bytes for s in group) for group in groups_of(staged)}
+    nbytes = together_bytes(free, graphs, staged.placement, staged.moments)
+    sizes = {group: nbytes[staged.placement[group[0]]] for group in priced_groups(staged)}
     full = sorted((group for group in sizes if sizes[group] > part.task.budget), key=sizes.__getitem__, reverse=True)
     found = list[SharedPrice]()
     for group in full:
-        price = found[0].price if found else _priced_fronts(part, [(graphs[s], flights[s]) for s in group],
-                                                            [[free[s]] for s in group]).price
+        price = found[0].price if found else _priced_fronts(
+            part, staged.moments.get(staged.placement[group[0]]), [(graphs[s], flights[s]) for s in group],
+            [[free[s]] for s in group]).price
         for path in _busiest(paths, group):
             weights = stage_weights(((path, 1.0),))
             found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
@@ -217,6 +223,7 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
     if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
         return found
     groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
+    groups = [group for group in groups if len(group) == 1 or all(flights[s].most for s in group)]
     left = {group: (tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group), -inf)
             for group in groups for path in _busiest(paths, group)}
     for last, times in pairwise((0.0, *BUDGETS)):
@@ -236,14 +243,21 @@ def _learned(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> f
 
     Of microbatches in flight these are the least and the most of all stages that have several, and one.
     """
-    several = list(zip(*(flight for flight in flights if flight.is_several), strict=True))
     ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -one.price * part.task.budget
     for s, weights in zip(one.stages, one.weights, strict=True):
-        which = {Flight(*map(end, several)) for end in (min, max)} if flights[s].is_several else {flights[s]}
-        for at in which:
+        for at in _ends(flights, flights[s]):
             part.learn_turns(s, at, weights, one.price)
         total += float(part.priced(flights[s], weights, one.price)[ends[s], ends[s + 1]])
     return total
+
+
+def _ends(flights: Sequence[Flight], flight: Flight) -> set[Flight]:
+    """The least and the most in flight of all stages that have several, where one of them has; else what it has."""
+    if not flight.is_several:
+        return {flight.counted}
+    alike = [one for one in flights if one.is_several and one.begun == flight.begun]
+    return {Flight(end(one.in_flight for one in alike), end(one.waiting for one in alike), flight.begun, (1, 1)).counted
+            for end in (min, max)}
 
 
 def _alike(part: StageParts, a: int, b: int) -> Iterator[tuple[int, int]]:
@@ -259,71 +273,74 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
     return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
 
 
-def _sharing(part: StageParts, stages: Stages, prices: tuple[float, ...] | None = None
+def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, prices: tuple[float, ...] | None = None
              ) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
     """(the plans of the stages of one part, the fastest of those met that fit its ranks together; prices of a byte).
 
     The `prices` are those between which a fuller rank fits, none where there was none: plans under these are taken.
     Where they are None, all is looked for. Raises why there are none.
     """
-    if len(stages) == 1:
+    if moments is None:
         return [part.planned(*stages[0])], prices
-    free = [part.freely_planned(*stage) for stage in stages]
-    sizes, budget = [plan.predicted.peak_bytes for plan in free], part.task.budget
-    if sum(sizes) <= budget:
+    free, budget = [part.freely_planned(*stage) for stage in stages], part.task.budget
+    if rank_peak_bytes(free, moments) <= budget:
         return free, prices
     fronts = [[plan] for plan in free]
     for price in prices or ():
         for front, stage in zip(fronts, stages, strict=True):
             plan = part.planned_for(*stage, price, roughly=True)[0]
             front += [] if plan is None else [plan]
-    if prices and (known := _merged(fronts, budget)) is not None:
+    if prices and (known := _merged(moments, fronts, budget)) is not None:
         return known, prices
-    priced = _priced_fronts(part, stages, fronts)
-    found = _merged(fronts, budget)
+    priced = _priced_fronts(part, moments, stages, fronts)
+    found = _merged(moments, fronts, budget)
     is_hopeless = found is None and priced.bound > HOPELESS * _seconds(free)
     if not is_hopeless and (found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound)):
-        found = _shared(part, stages, fronts, priced.sizes or sizes)
+        found = _shared(part, moments, stages, fronts, priced.plans or free)
     if not found:
-        least = sum(min(plan.predicted.peak_bytes for plan in front) for front in fronts)
+        least = rank_peak_bytes([min(front, key=lambda plan: alone_bytes(plan, flight)) for front, (_, flight)
+                                 in zip(fronts, stages, strict=True)], moments)
         raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
                          "more stages or microbatches, or 1f1b")
-    return (_filled(part, stages, fronts, found), None) if prices is None else (found, priced.around)
+    return (_filled(part, moments, stages, fronts, found), None) if prices is None else (found, priced.around)
 
 
 class _Priced(NamedTuple):
-    """Seconds that stages which fit together are not below, the price of a byte that says so, and their sizes.
+    """Seconds that stages which fit together are about not below, the price of a byte that says so, and their plans.
 
-    The sizes are those of plans under the least price at which they fit; there are none where they never did. Prices
-    `around` are that and the greatest at which they do not fit.
+    The plans are those under the least price at which they fit; there are none where they never did. Prices `around`
+    are that and the greatest at which they do not fit.
     """
 
     bound: float
     price: float
     around: tuple[float, ...]
-    sizes: list[float]
+    plans: list[Plan]
 
 
-def _priced_fronts(part: StageParts, stages: Stages, fronts: list[list[Plan]]) -> _Priced:
-    """The best price for the stages of a rank, of powers of STEP; the plans on the way are added to the fronts."""
-    budget, best, near = part.task.budget, (0.0, 0.0), list[float]()
+def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: list[list[Plan]]) -> _Priced:
+    """The best price for the stages of a rank, of powers of STEP; the plans on the way are added to the fronts.
+
+    Each stage pays for its bytes while it runs, and one runs at a time: what is counted too often is given back.
+    """
+    budget, best, near = part.task.budget, (0.0, 0.0), list[Plan]()
     low, high, at = -inf, inf, round(log(GUESS * _seconds([front[0] for front in fronts]) / budget, STEP))
     for _ in range(PRICES):
         price = _power(at)
         made = [part.planned_for(*stage, price) for stage in stages]
-        best = max(best, (sum(value for _, value in made) - price * budget, price))
         plans = [plan for plan, _ in made if plan is not None]
+        room = budget + _counted_twice(moments, stages, plans) if len(plans) == len(stages) else budget
+        best = max(best, (sum(value for _, value in made) - price * room, price))
         if len(plans) < len(stages) or best[0] > HOPELESS * _seconds([front[0] for front in fronts]):
             break
         for front, plan in zip(fronts, plans, strict=True):
             front.append(plan)
-        sizes = [plan.predicted.peak_bytes for plan in plans]
-        if sum(sizes) > budget:
+        if rank_peak_bytes(plans, moments) > budget:
             low = at
             if price * budget > DEAREST * _seconds([front[0] for front in fronts]):
                 break
         else:
-            high, near = at, sizes
+            high, near = at, plans
         if high - low <= 1:
             break
         at = at + FARTHER if high == inf else at - FARTHER if low == -inf else int(low + high) // 2
@@ -335,10 +352,17 @@ def _power(exponent: int) -> float:
     return float(f"{STEP ** exponent:.6g}")
 
 
-def _merged(fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | None:
+def _counted_twice(moments: RankMoments | None, stages: Stages, plans: Sequence[Plan]) -> float:
+    """Bytes that stages have together while each runs, above those that the rank has, where one runs at a time."""
+    return sum(alone_bytes(plan, flight) for plan, (_, flight) in zip(plans, stages, strict=True)
+               ) - rank_peak_bytes(plans, moments)
+
+
+def _merged(moments: RankMoments | None, fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | None:
     """The plans of the least seconds together that fit, one of each front; None where none fit."""
-    chosen = least_together([[(one.predicted.seconds, one.predicted.peak_bytes) for one in front]
-                             for front in fronts], budget)
+    assert moments is not None, "a rank with several stages has moments"
+    chosen = least_together([[(one.predicted.seconds, nbytes) for one, nbytes in zip(front, at_moments(
+        front, moments, i), strict=True)] for i, front in enumerate(fronts)], budget)
     return None if chosen is None else [front[k] for front, k in zip(fronts, chosen, strict=True)]
 
 
@@ -346,7 +370,8 @@ def _seconds(plans: Sequence[Plan]) -> float:
     return sum(plan.predicted.seconds for plan in plans)
 
 
-def _filled(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], found: Sequence[Plan]) -> list[Plan]:
+def _filled(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: Sequence[list[Plan]],
+            found: Sequence[Plan]) -> list[Plan]:
     """The plans, where each stage may have what the others leave of the budget; first the one that may gain most.
 
     Where the time is over they are those of before.
@@ -354,22 +379,26 @@ def _filled(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], foun
     budget, best = part.task.budget, [*found]
     lost = [plan.predicted.seconds - front[0].predicted.seconds for plan, front in zip(found, fronts, strict=True)]
     for i in sorted(range(len(stages)), key=lost.__getitem__, reverse=True):
-        others = sum(plan.predicted.peak_bytes for k, plan in enumerate(best) if k != i)
-        share = floor((budget - others) / budget * EVEN * FINER) / FINER
+        room = budget - sum(resting_bytes(best[k], stages[k][1]) for k in range(len(stages)) if k != i)
+        share = floor(room / budget * EVEN * FINER) / FINER
         if lost[i] > part.task.options.tolerance * _seconds(best) and share > 0:
             with suppress(Infeasible, InputError, OutOfTime):
                 fronts[i].append(part.under(share).planned(*stages[i]))
-                best = _merged(fronts, budget) or best
+                best = min(_merged(moments, fronts, budget) or best, best, key=_seconds)
     return best
 
 
-def _shared(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], sizes: Sequence[float]) -> list[Plan]:
-    """The plans that are found under shares of the budget, first in proportion to sizes, and those of the fronts.
+def _shared(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: Sequence[list[Plan]],
+            like: Sequence[Plan]) -> list[Plan]:
+    """The plans that are found under shares of the budget, first in proportion to some plans, and those of the fronts.
 
-    Shares go to where a byte is worth most, while that is faster. Raises why there are none.
+    Shares go to where a byte is worth most, while that is faster. What stages count together and the rank does not is
+    shared too. Raises why there are none.
     """
     budget, best = part.task.budget, inf
-    found, shares = _merged(fronts, budget), shares_of(sizes)
+    sizes, more = [alone_bytes(plan, flight) for plan, (_, flight) in zip(like, stages, strict=True)], max(
+        0.0, _counted_twice(moments, stages, like))
+    found, shares = _merged(moments, fronts, budget), shares_of(sizes, EVEN + floor(EVEN * more / budget))
     for _ in range(DIVISIONS):
         places = [part.under(share) for share in shares]
         try:
@@ -379,7 +408,7 @@ def _shared(part: StageParts, stages: Stages, fronts: Sequence[list[Plan]], size
             if not found:
                 raise
             break
-        found = _merged(fronts, budget)
+        found = _merged(moments, fronts, budget)
         if found is None:  # what plans need rounds up
             break
         prices = [place.price(*stage) for place, stage in zip(places, stages, strict=True)]

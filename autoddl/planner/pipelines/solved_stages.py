@@ -24,6 +24,7 @@ from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_mo
 from autoddl.planner.pipelines.stage_units import StageUnits
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
+from autoddl.schedule.stage_bytes import alone_bytes
 
 __all__ = ["ANY", "ONE", "SEVERAL", "OutOfTime", "SolvedStage", "SolvedStages"]
 
@@ -77,13 +78,14 @@ class SolvedStages(StageUnits):
 
     def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts of a stage that is like this graph."""
-        if (key, flight) not in self._solved:
+        at = flight.counted
+        if (key, at) not in self._solved:
             try:
                 found = self._searched(graph, key, flight)
             except (Infeasible, InputError) as error:
                 found = SolvedStage(graph, None, problem=error)
-            self._solved[key, flight] = self._with_fuller(found, key, flight)
-        return self._solved[key, flight]
+            self._solved[key, at] = self._with_fuller(found, key, at)
+        return self._solved[key, at]
 
     def _with_fuller(self, solved: SolvedStage, key: str, flight: Flight) -> SolvedStage:
         """The stage with the layouts of one that has more microbatches in flight, where the time ended before as fast
@@ -94,7 +96,7 @@ class SolvedStages(StageUnits):
         best, bound = solved, solved.bound
         for (name, other), one in self._solved.items():
             fits = name == key and other.is_several == flight.is_several and all(
-                a >= b for a, b in zip(other, flight, strict=True))
+                a >= b for a, b in zip(other[:3], flight[:3], strict=True))
             if one.found is not None and fits and bound <= one.found.solution.seconds < best.seconds:
                 best = replace(one, found=replace(one.found, bound=bound))
         return best
@@ -107,7 +109,7 @@ class SolvedStages(StageUnits):
     def _searched(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
         """The best layouts without a budget, if they fit; else under it. Raises why there are none."""
         source, found = self._freely(graph, key, flight)
-        if self._plan(source, source, found, flight).predicted.peak_bytes <= self.task.budget:
+        if alone_bytes(self._plan(source, source, found, flight), flight) <= self.task.budget:
             return SolvedStage(source, found, binds=False)
         return SolvedStage(graph, self.search(self.task, graph, flight, self.within))
 
@@ -199,14 +201,14 @@ class SolvedStages(StageUnits):
         return self._plan(source, graph, found, flight), made.bound
 
     def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
-        return Asking(graph, self.cluster, self.each, flight, self.within)
+        return Asking(graph, self.cluster, self.each, flight.counted, self.within)
 
     def _planned_alone(self, solved: SolvedStage, graph: StageGraph, made: Found, flight: Flight, room: float
                        ) -> Plan | None:
         """The plan of a stage of what was made under other counts; None where it does not fit these bytes."""
         assert solved.found is not None
         plan = self._plan_alone(solved, graph, made.candidate, made.solution, flight)
-        return plan if plan.predicted.peak_bytes <= room else None
+        return plan if alone_bytes(plan, flight) <= room else None
 
     def plan_of_choice(self, graph: StageGraph, flight: Flight, candidate: Candidate, choice: tuple[int, ...]) -> Plan:
         """The plan of a stage with a choice of a candidate. Raises why a stage so has no plan."""
@@ -230,10 +232,13 @@ class SolvedStages(StageUnits):
         return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
-        """The plan of a stage that takes the layouts that were found for `source`, which is like it."""
-        task = stage_task(self.task, graph, self.cluster, self.each)
+        """The plan of a stage that takes the layouts that were found for `source`, which is like it.
+
+        It has as many microbatches as the stage has at any time.
+        """
+        task, flight = stage_task(self.task, graph, self.cluster, self.each), flight.own
         theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
-        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting,
+        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting, stays=False,
                             recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))
         row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)

@@ -176,7 +176,7 @@ class StageParts(SolvedStages):
         return max((self._free[key, at][1].bound for at in {False, kept} if (key, at) in self._free), default=0.0)
 
     def _solved_bound(self, flight: Flight, key: str) -> float:
-        return self._solved[key, flight].bound if (key, flight) in self._solved else 0.0
+        return self._solved[key, flight].bound if (key, flight) in self._solved and not self.shares else 0.0
 
     def least(self, weights: Weights) -> Array:
         """[a, b]: least seconds of every stage counted so, whatever its budget, as far as they are known."""
@@ -253,6 +253,7 @@ class StageParts(SolvedStages):
 
     def priced(self, flight: Flight, weights: tuple[float, ...], price: float) -> Array:
         """[a, b]: the least seconds counted so + price * bytes of a stage, as far as it is known; else 0."""
+        flight = flight.counted
         known = self._every_side(self._prices.known(flight, weights, price))
         if self.apart_bytes == inf:
             return known
@@ -264,7 +265,8 @@ class StageParts(SolvedStages):
         return found
 
     def learn_turns(self, s: int, flight: Flight, weights: tuple[float, ...], price: float) -> None:
-        """Searches all units that stage s may have for their least seconds counted so + price * bytes at `TURN`."""
+        """Searches all units that stage s may have for their least seconds counted so + price * bytes."""
+        flight = flight.counted
         for graph, key in {self.joining(k, k + 1)[1]: self.joining(k, k + 1) for k in self._within(s)}.values():
             if not self._prices.has_turn(key, flight, weights, price):
                 self.check_time()
@@ -305,6 +307,7 @@ class StageParts(SolvedStages):
         if not any(weights[:6]):
             return None
         self.check_time()
+        flight = flight.counted
         return self._prices.counted(partial(self._counted_so, a, b, weights), self._asking(self._cut(a, b), flight),
                                     (self.alone(a, b)[1], self._sides(a, b), weights, flight, price))
 

@@ -33,6 +33,7 @@ from autoddl.planner.priced_bytes import PricedSearch
 from autoddl.planner.question import source_of
 from autoddl.planner.task import PlanTask
 from autoddl.schedule.memory_line import with_memory_peak
+from autoddl.schedule.stage_bytes import rank_kinds
 from autoddl.schedule.stage_lanes import stored_apart
 
 __all__ = ["finish_stage", "pipeline_plan", "prices_of_stage", "search_stage", "solve_stages", "stage_candidates",
@@ -72,8 +73,8 @@ def stage_candidates(task: PlanTask, stage: StageGraph, cluster: Cluster, microb
     """The task of a stage, and the candidates of its plans."""
     own = stage_task(task, stage, cluster, microbatches)
     free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
-    plain = [replace(one, microbatches=microbatches, in_flight=flight.in_flight, waiting=flight.waiting)
-             for one in free]
+    plain = [replace(one, microbatches=microbatches, in_flight=flight.in_flight, waiting=flight.waiting,
+                     stays=flight.is_several) for one in free]
     return own, under_policies(plain, own.options.recompute)
 
 
@@ -132,7 +133,7 @@ def pipeline_plan(task: PlanTask, staged: Staged, plans: Sequence[Plan] = ()) ->
                  pipeline=Pipeline(staged.name, str(schedule), stages,
                                    _coded(task.cluster, plans, staged, variant.original)), **task.about)
     predicted = _predicted(whole, staged_step(whole, variant.original, task.cluster),
-                           bytes_twice(plans, graphs, staged.placement), staged.placement)
+                           bytes_twice(plans, graphs, staged.placement), staged)
     if predicted.peak_bytes > task.budget * (1 + ROUNDING):
         raise Infeasible(0.0, task.budget, "the stages that were planned for the fullest rank do not fit it together: "
                          "take more stages or microbatches, 1f1b, or a larger budget", predicted.peak_bytes)
@@ -145,20 +146,19 @@ def _coded(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
         one.lanes, transfer_passes(cluster, staged, graph, one, *transfer_ends(one, plans)), strict=True) if sent.codec)
 
 
-def _predicted(plan: Plan, step: StagedStep, twice: Mapping[int, Mapping[str, float]], placement: Sequence[int]
-               ) -> Prediction:
+def _predicted(plan: Plan, step: StagedStep, twice: Mapping[int, Mapping[str, float]], staged: Staged) -> Prediction:
     """The prediction of a plan with stages: seconds of the time line, the rest of the busiest and the fullest rank.
 
-    Of stages of one part the peaks are added, though they may come at different times, less what they count twice.
+    Stages of one part have what they have at its fullest moment, less what they count twice.
     """
     assert plan.pipeline is not None
-    stages = [stage.plan.predicted for stage in plan.pipeline.stages]
-    groups = {at: [one for one, place in zip(stages, placement, strict=True) if place == at]
-              for at in sorted(set(placement))}
-    every = [{kind: nbytes - twice.get(at, {}).get(kind, 0.0) for kind, nbytes in _summed(
-        one.nbytes for one in part).items()} for at, part in groups.items()]
+    groups = {at: [stage.plan for stage, place in zip(plan.pipeline.stages, staged.placement, strict=True)
+                   if place == at] for at in sorted(set(staged.placement))}
+    every = [{kind: nbytes - twice.get(at, {}).get(kind, 0.0)
+              for kind, nbytes in rank_kinds(part, staged.moments.get(at)).items()} for at, part in groups.items()]
     fullest = max(every, key=lambda kinds: sum(kinds.values()))
-    slowest = max(groups.values(), key=lambda part: sum(one.seconds for one in part))
+    slowest = max(([one.predicted for one in part] for part in groups.values()),
+                  key=lambda part: sum(one.seconds for one in part))
     return Prediction(step.timeline.makespan, sum(one.compute for one in slowest),
                       _summed(one.communication for one in slowest), _summed(one.volume for one in slowest),
                       fullest, {}, sum(one.update for one in slowest),

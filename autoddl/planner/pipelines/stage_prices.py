@@ -1,8 +1,9 @@
 """Remembers stages whose bytes have a price: their least seconds + price * bytes, and the plans that come close.
 
-A stage that shares the memory of its ranks pays for its bytes (`joint_stages`, `shared_budget`). What was found under
-one price is true for every stage that is alike. Where the peaks of a stage were is the first guess of where they are
-under another price (`planner.priced_bytes`).
+A stage that shares the memory of its ranks pays for its bytes (`joint_stages`, `shared_budget`). Bounds count those at
+one moment of the rank, while no action of the stage runs: `BETWEEN`, or `TURN` before its first backward. Plans are
+found by the peak that the stage has then. What was found under one price is true for every stage that is alike. Where
+the peaks of a stage were is the first guess of where they are under another price (`planner.priced_bytes`).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from autoddl.planner.pipelines.stage_plans import prices_of_stage
 from autoddl.planner.priced_bytes import PricedFound, PricedSearch
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.build_problem import Row
-from autoddl.pricing.lifetimes import TURN
+from autoddl.pricing.lifetimes import BETWEEN, TURN, Moment
 
 __all__ = ["Asking", "StagePrices", "named_moment"]
 
@@ -51,11 +52,11 @@ class Asking:
 class StagePrices:
     """Keeps what is known of stages under prices so far.
 
-        _counted   least seconds counted somehow + price * bytes
+        _counted   least seconds counted somehow + price * bytes between actions
         _alone     stages whose seconds count as alone, by structure, flight and price
         _searches  the last searches of stages alone, by structure and flight
         _rows      where the peaks of a stage were, by structure and flight
-        _turns     least seconds counted somehow + price * bytes at `TURN`, by structure, weights, flight and price
+        _turns     the same of units, by structure, weights, flight and price
         _turning   the last searches of those
     """
 
@@ -67,7 +68,7 @@ class StagePrices:
     _turning: dict[tuple[str, tuple[float, ...], Flight], PricedSearch] = field(default_factory=dict)
 
     def turn(self, key: str, flight: Flight, weights: tuple[float, ...], price: float) -> float:
-        """Seconds counted so + price * bytes at `TURN` that no plan of a stage is below; 0 where nothing is known.
+        """Seconds counted so + price * bytes between actions that no plan is below; 0 where nothing is known.
 
         Bytes are linear in the microbatches in flight and in those that wait, so the least is concave in these.
         Between two flights that were searched it is above the line through both. That is not so from one to several:
@@ -77,7 +78,7 @@ class StagePrices:
                  if (key, weights, at, price) in self._turns}
         if flight in known or not flight.is_several:
             return known.get(flight, 0.0)
-        several = {at: value for at, value in known.items() if at.is_several}
+        several = {at: value for at, value in known.items() if (at.is_several, at.begun) == (True, flight.begun)}
         return max((value + max(0.0, _part(low, flight, high)) * (several[high] - value)
                     for low, value in several.items() for high in several if _part(low, flight, low) >= 0), default=0.0)
 
@@ -90,13 +91,13 @@ class StagePrices:
         return (key, weights, flight, price) in self._turns
 
     def learn_turn(self, task: PlanTask, asking: Asking, key: str, weights: tuple[float, ...], price: float) -> None:
-        """Searches a stage for its least at `TURN` with the counts of `task`, which is known then."""
+        """Searches a stage for its least between actions with the counts of `task`, which is known then."""
         at = key, weights, asking.flight
         if at not in self._turning:
             while len(self._turning) >= KEPT_TURNS:
                 del self._turning[next(iter(self._turning))]
             self._turning[at] = asking.search(task)
-        self._turns[*at, price] = self._turning[at].least_at(price, {TURN: 1.0})
+        self._turns[*at, price] = self._turning[at].least_between(price, moment_of(asking.flight)).bound
 
     def known(self, flight: Flight, weights: tuple[float, ...], price: float) -> dict[tuple[str, Any], float]:
         """By structure and ports, the least seconds counted so + price * bytes."""
@@ -106,13 +107,13 @@ class StagePrices:
     def counted(self, task: Callable[[], PlanTask], asking: Asking, key: Key) -> PricedFound:
         """Searches a stage whose seconds count as `task` and `key` say; its least is known then."""
         if key not in self._counted:
-            self._counted[key] = self._least(asking.search(task()), asking.graph, (key[0], asking.flight), key[-1])
+            self._counted[key] = asking.search(task()).least_between(key[-1], moment_of(asking.flight))
         return self._counted[key]
 
     def fuller(self, key: str, flight: Flight, price: float) -> Flight:
         """The flight, or the least with more that was searched at this price: what was found there fits here too."""
         more = [at for name, at, known in self._alone if (name, known) == (key, price)
-                and at.is_several == flight.is_several and all(a >= b for a, b in zip(at, flight, strict=True))]
+                and at.is_several == flight.is_several and all(a >= b for a, b in zip(at[:3], flight[:3], strict=True))]
         return min(more, default=flight)
 
     def alone(self, task: PlanTask, asking: Asking, key: str, price: float) -> tuple[StageGraph, PricedFound]:
@@ -140,9 +141,15 @@ def _part(low: Flight, flight: Flight, high: Flight) -> float:
 
     It is below 0 where `low` has more than `flight`, or `high` less than `low`.
     """
-    if any(a > b for a, b in zip(low, flight, strict=True)) or any(a > b for a, b in zip(low, high, strict=True)):
+    ends = list(zip(low[:2], flight[:2], high[:2], strict=True))
+    if any(a > b or a > c for a, b, c in ends):
         return -1.0
-    return min((1.0, *((b - a) / (c - a) for a, b, c in zip(low, flight, high, strict=True) if c > a)))
+    return min((1.0, *((b - a) / (c - a) for a, b, c in ends if c > a)))
+
+
+def moment_of(flight: Flight) -> Moment:
+    """The moment at which bytes of a stage count that has so many microbatches while another runs."""
+    return BETWEEN if flight.begun else TURN
 
 
 def named_moment(source: StageGraph, graph: StageGraph, moment: str) -> str:

@@ -6,11 +6,22 @@ several where the schedule is interleaved. Parts may also have different numbers
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 from autoddl.core.errors import InputError
 from autoddl.core.layout import Axis, Mesh
-from autoddl.core.pipeline import Schedule, check_copies, check_schedule, first_ranks, sizes_text
+from autoddl.core.pipeline import (
+    Flight,
+    RankMoments,
+    Schedule,
+    check_copies,
+    check_schedule,
+    counted_flights,
+    first_ranks,
+    rank_moments,
+    sizes_text,
+)
 from autoddl.core.pipeline_schedules import chunks_of, generate, schedule_title, splits_backward
 from autoddl.cost_models import Cluster
 
@@ -85,6 +96,16 @@ class Staged:
         return generate(self.name, self.parts, self.microbatches).placement
 
     @property
+    def moments(self) -> Mapping[int, RankMoments]:
+        """By part of the cluster that has several stages, as in `placement`, its moments."""
+        return _moments(self.name, self.parts, self.microbatches)
+
+    @property
+    def flights(self) -> tuple[Flight, ...]:
+        """By stage, the microbatches that count as its own: those when its ranks have most."""
+        return _flights(self.name, self.parts, self.microbatches)
+
+    @property
     def parts(self) -> int:
         """Number of parts of the cluster."""
         return self.stages // chunks_of(self.name)
@@ -103,6 +124,16 @@ class Staged:
                              "microbatches, and a step of one microbatch has no other: take 1f1b, or more "
                              "microbatches")
         return made
+
+
+@lru_cache(maxsize=256)
+def _moments(name: str, parts: int, microbatches: int) -> Mapping[int, RankMoments]:
+    return rank_moments(generate(name, parts, microbatches))
+
+
+@lru_cache(maxsize=256)
+def _flights(name: str, parts: int, microbatches: int) -> tuple[Flight, ...]:
+    return counted_flights(generate(name, parts, microbatches))
 
 
 def mesh_of_parts(sizes: Sequence[int]) -> Mesh:

@@ -1,7 +1,7 @@
 """Takes off what stages on the same ranks count twice of a parameter that they share: they store and update it once.
 
 A tied embedding is such a parameter where the first and the last stage run on one part of the cluster. Each stage's
-peak has its piece of the parameter and of the optimizer's state, and each stage's update has its update. Both are of
+bytes have its piece of the parameter and of the optimizer's state, and each stage's update has its update. Both are of
 one piece, since such stages store it alike (`tied_stages`). Its gradient counts for both, though it is summed in one
 place: peaks may come before and behind it.
 
@@ -16,19 +16,21 @@ from typing import NamedTuple
 from autoddl.core.graph import Graph, Kind, Tensor
 from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Axis, Layout, Mesh
+from autoddl.core.pipeline import RankMoments
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, shared_here
 from autoddl.cost_models import Cluster
 from autoddl.pricing.optimizers import optimizer_of
 from autoddl.pricing.price import Copies, Pricing, update_seconds
 from autoddl.schedule.memory_line import stored_bytes
+from autoddl.schedule.stage_bytes import rank_peak_bytes
 
 __all__ = ["Twice", "bytes_twice", "most_twice", "together_bytes", "update_twice"]
 
 
 def bytes_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int]
                 ) -> dict[int, Mapping[str, float]]:
-    """By part of the cluster and kind, bytes of stored parameters that the peaks of its stages count once too often."""
+    """By part of the cluster and kind, bytes of stored parameters that its stages count once too often."""
     found: dict[int, Counter[str]] = {}
     for fqn, _, stages in _shared(graphs, placement):
         first = stages[0]
@@ -41,12 +43,12 @@ def bytes_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: 
     return dict(found)
 
 
-def together_bytes(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int]) -> dict[int, float]:
-    """By part of the cluster, the bytes of a rank: the peaks of its stages, with what they share once."""
-    twice, found = bytes_twice(plans, graphs, placement), dict.fromkeys(placement, 0.0)
-    for plan, at in zip(plans, placement, strict=True):
-        found[at] += plan.predicted.peak_bytes
-    return {at: nbytes - sum(twice.get(at, {}).values()) for at, nbytes in found.items()}
+def together_bytes(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int],
+                   moments: Mapping[int, RankMoments]) -> dict[int, float]:
+    """By part of the cluster, the most bytes of a rank at any of its moments, with what its stages share once."""
+    twice = bytes_twice(plans, graphs, placement)
+    return {at: rank_peak_bytes([plans[s] for s, place in enumerate(placement) if place == at], moments.get(at))
+            - sum(twice.get(at, {}).values()) for at in dict.fromkeys(placement)}
 
 
 def update_twice(plans: Sequence[Plan], graphs: Sequence[StageGraph], placement: Sequence[int],

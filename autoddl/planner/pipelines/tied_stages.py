@@ -17,6 +17,7 @@ from autoddl.planner.pipelines.shared_budget import EVEN
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import bytes_twice
+from autoddl.schedule.stage_bytes import resting_bytes
 from autoddl.schedule.stage_lanes import stored_apart
 
 __all__ = ["agreed", "following", "led"]
@@ -76,9 +77,9 @@ def led(part: StageParts, staged: Staged, plans: Sequence[Plan], graphs: Sequenc
     made = list(plans)
     for other, names in _shared_with(graphs, staged, leader).items():
         at = staged.placement[leader]
-        beside = sum(plan.predicted.peak_bytes for s, plan in enumerate(made)
-                     if s != other and staged.placement[s] == at)
         two = tuple(at if s in (leader, other) else -1 - s for s in range(len(made)))
+        beside = sum(resting_bytes(plan, flights[s]) for s, plan in enumerate(made)
+                     if s != other and staged.placement[s] == at)
         beside -= sum(bytes_twice([plans[leader]] * len(made), graphs, two).get(at, {}).values())
         left = int(EVEN * (1 - beside / part.task.budget)) if part.task.budget < inf else EVEN
         if left < 1:

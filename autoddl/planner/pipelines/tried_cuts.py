@@ -13,7 +13,7 @@ from itertools import islice, pairwise
 from math import inf
 
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, Schedule, flights_of
+from autoddl.core.pipeline import Flight, Schedule
 from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -39,7 +39,7 @@ def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = F
     Raises why a stage has no plan.
     """
     staged = part.staged(name, cut)
-    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), flights_of(staged.schedule()), roughly)
+    plans = fitting_plans(part, staged, cut_graph(part.graph, staged.cuts), staged.flights, roughly)
     return simulated_cut(part.task.cluster, plans, staged, part.graph, cut)
 
 
@@ -76,8 +76,8 @@ class TriedCuts:
 
     @cached_property
     def flights(self) -> tuple[Flight, ...]:
-        """By stage, the microbatches in flight."""
-        return tuple(flights_of(self.schedule))
+        """By stage, the microbatches that count as its own."""
+        return self.staged(tuple(range(1, self.part.stages))).flights
 
     def staged(self, cut: tuple[int, ...]) -> Staged:
         """How the model is cut there, and on which ranks each stage is."""
