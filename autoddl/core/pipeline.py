@@ -26,7 +26,7 @@ Activations are live from F until the last of B and W (Qi et al. 2024, "Zero bub
 """
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple, cast
@@ -34,8 +34,8 @@ from typing import Literal, NamedTuple, cast
 from autoddl.core.errors import InputError
 
 __all__ = ["Action", "Flight", "Kind", "RankMoment", "RankMoments", "Schedule", "begun_stages", "check_copies",
-           "check_schedule", "counted_flights", "first_ranks", "flights_of", "fullest", "live_activations", "needs",
-           "peak_activations", "rank_moments", "sizes_of", "sizes_text"]
+           "check_schedule", "counted_flights", "first_ranks", "flights_of", "fullest", "live_activations",
+           "moments_of", "needs", "peak_activations", "rank_moments", "sizes_of", "sizes_text"]
 
 Kind = Literal["F", "B", "W"]
 
@@ -247,30 +247,32 @@ def rank_moments(schedule: Schedule) -> dict[int, RankMoments]:
     What F adds is there while it runs, and what B or W takes away. Ranks with one stage in common have all
     (`check_copies`).
     """
-    late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, dict[
-        int, dict[RankMoment, None]]()
-    firsts = first_ranks(schedule.placement)
-    for actions in schedule.actions:
-        stages = sorted({action.stage for action in actions})
+    found, firsts = dict[int, dict[RankMoment, None]](), first_ranks(schedule.placement)
+    for rank, actions in enumerate(schedule.actions):
+        stages = {action.stage for action in actions}
         if len(stages) > 1:
-            found.setdefault(firsts[stages[0]], {}).update(dict.fromkeys(_moments(stages, actions, late)))
-    return {at: RankMoments(tuple(s for s, first in enumerate(firsts) if first == at), _fuller(every))
-            for at, every in found.items()}
+            every = dict.fromkeys(moment for moment, _ in moments_of(schedule, rank))
+            found.setdefault(firsts[min(stages)], {}).update(every)
+    return {at: RankMoments(tuple(s for s, first in enumerate(firsts) if first == at), _fuller(moments))
+            for at, moments in found.items()}
 
 
-def _moments(stages: Sequence[int], actions: Sequence[Action], late: Container[Action]) -> Iterator[RankMoment]:
-    """Yields the moment of every action of a rank with these stages; the actions of `late` leave a W."""
-    now = dict.fromkeys(stages, Flight(0, 0, begun=False))
+def moments_of(schedule: Schedule, rank: int) -> Iterator[tuple[RankMoment, tuple[Flight, ...]]]:
+    """Yields for every action of a rank (its moment, what each stage of the rank has when it has ended)."""
+    actions = schedule.actions[rank]
+    late = {action._replace(kind="B") for action in actions if action.kind == "W"}
+    now = dict.fromkeys(sorted({action.stage for action in actions}), Flight(0, 0, begun=False))
     for action in actions:
         stage, kind, *_ = action
         own = now[stage]
         if kind == "F":
             now[stage] = own._replace(in_flight=own.in_flight + 1)
-        yield RankMoment(stage, kind, tuple(now.values()))
+        moment = RankMoment(stage, kind, tuple(now.values()))
         if kind == "B":
             now[stage] = Flight(own.in_flight - 1, own.waiting + (action in late))
         elif kind == "W":
             now[stage] = Flight(own.in_flight, own.waiting - 1)
+        yield moment, tuple(now.values())
 
 
 def _fuller(every: Iterable[RankMoment]) -> tuple[RankMoment, ...]:

@@ -10,21 +10,28 @@ median over the steps. A step is as long as on its slowest rank.
 """
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import fmean, median
 
+from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import needed_ops
+from autoddl.core.pipeline import Flight, Schedule, first_ranks, moments_of
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.core.record import Record, RecordedStep
+from autoddl.core.stages import cut_graph
 from autoddl.cost_models import parse_cluster
 from autoddl.explain.compare_run import axis_sizes, check_record, differences, graph_of_plan, lacking, planned_traffic
 from autoddl.explain.record_statistics import Pair, SparseRow, later, sparse_words, typical
 from autoddl.planner.pipelines.staged_steps import StagedStep, staged_step
+from autoddl.planner.pipelines.stored_once import bytes_twice
+from autoddl.schedule.stage_bytes import level_bytes
 from autoddl.schedule.stage_lanes import copies_of
 
-__all__ = ["ComparedStages", "PartRow", "SentRow", "compare_staged_run", "foreseen_stages", "foreseen_waiting",
-           "ranks_of_stage", "ranks_text", "stage_beginnings", "stages_there"]
+__all__ = ["ComparedStages", "PartRow", "RankMemory", "SentRow", "compare_staged_run", "foreseen_stages",
+           "foreseen_waiting", "memory_of_ranks", "ranks_of_stage", "ranks_text", "stage_beginnings", "stages_there"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,63 @@ def foreseen_waiting(plan: Plan) -> float:
     """Seconds of a step in which ranks wait, in the mean over all ranks, as predicted."""
     assert plan.pipeline is not None
     return fmean(_figures(plan, part)[1] for part in range(len(plan.pipeline.ranks)) for _ in _ranks(plan, part))
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """The memory of the ranks of one part over a step: `nbytes[i]` from `times[i]` seconds on.
+
+    `when` says in words when they have most, and `microbatches` how many of all their stages are there then.
+    """
+
+    times: tuple[float, ...]
+    nbytes: tuple[float, ...]
+    when: str
+    microbatches: int
+
+    @property
+    def peak(self) -> float:
+        """The most bytes."""
+        return max(self.nbytes)
+
+
+def memory_of_ranks(plan: Plan, step: StagedStep) -> tuple[RankMemory, ...]:
+    """The memory of the ranks of every part, by the actions of their schedule. What stages share counts once.
+
+    Of a rank with one stage it is at most what the memory line of the stage says.
+    """
+    assert plan.pipeline is not None
+    schedule, stages = Schedule.parse(plan.pipeline.schedule), [stage.plan for stage in plan.pipeline.stages]
+    placement = first_ranks(schedule.placement)
+    twice = bytes_twice(stages, cut_graph(graph_of_plan(plan), plan.pipeline.cuts), placement)
+    spans = {(task.name, rank): (start, end) for task, start, end in zip(
+        step.timeline.tasks, step.timeline.starts, step.timeline.ends, strict=True) for rank in task.ranks}
+    return tuple(_memory_of(schedule, stages, rank, spans, sum(twice.get(placement[min(
+        action.stage for action in actions)], {}).values())) for rank, actions in enumerate(schedule.actions))
+
+
+Spans = Mapping[tuple[str, int], tuple[float, float]]
+"""By name of a task and rank, when it starts and ends."""
+
+
+def _memory_of(schedule: Schedule, plans: Sequence[Plan], rank: int, spans: Spans, twice: float) -> RankMemory:
+    """The memory of the ranks of one part; `twice` are the bytes that its stages count once too often."""
+    own = sorted({action.stage for action in schedule.actions[rank]})
+    parts, most = [plans[s].predicted.parts for s in own], inf if len(own) > 1 else plans[own[0]].predicted.peak_bytes
+    stages = [one for one in parts if one is not None]
+    if len(stages) < len(own):
+        raise InputError("this plan does not say what its stages keep beside others, as an older version made it: plan "
+                         "again")
+    levels = [(0.0, level_bytes(stages, [Flight(0, begun=False)] * len(own)), "at the start", 0)]
+    for action, (now, then) in zip(schedule.actions[rank], moments_of(schedule, rank), strict=True):
+        start, end = spans[str(action), rank]
+        levels.append((start, min(most, level_bytes(stages, now.flights, own.index(now.stage), now.kind)),
+                       f"while it runs {action}", now.total[0]))
+        levels.append((end, min(most, level_bytes(stages, then)), f"behind {action}",
+                       now._replace(flights=then).total[0]))
+    levels.append((levels[-1][0], sum(sum(one.update.values()) for one in stages), "in the update", 0))
+    fullest = max(levels, key=lambda level: level[1])
+    return RankMemory(tuple(level[0] for level in levels), tuple(level[1] - twice for level in levels), *fullest[2:])
 
 
 def stage_beginnings(plan: Plan) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from autoddl.core.pipeline import Flight, Kind, RankMoment, RankMoments
 from autoddl.core.plan import Plan, StageBytes
 from autoddl.operators.footprints.storages import Heap
 
-__all__ = ["Passes", "alone_bytes", "at_moments", "rank_bytes", "rank_kinds", "rank_peak_bytes", "resting_bytes"]
+__all__ = ["Passes", "alone_bytes", "at_moments", "level_bytes", "rank_bytes", "rank_kinds", "rank_peak_bytes",
+           "resting_bytes"]
 
 Bytes = Mapping[str, float]
 """Bytes by kind."""
@@ -147,6 +148,18 @@ def rank_bytes(stages: Sequence[StageBytes], moments: RankMoments) -> tuple[floa
     return float(sums[most]), moments.moments[most] if most < len(moments.moments) else None
 
 
+def level_bytes(stages: Sequence[StageBytes], flights: Sequence[Flight], runs: int | None = None, kind: Kind = "F"
+                ) -> float:
+    """Bytes of a rank whose stages have so many microbatches, while an action of one of them runs, or none does."""
+    found = 0.0
+    for i, (one, flight) in enumerate(zip(stages, flights, strict=True)):
+        base, sums, kept, late, forward, backward, first, _ = _totals(one)
+        found += base + flight.in_flight * kept + flight.waiting * late + (sums if flight.begun else 0.0)
+        if i == runs:
+            found += forward if kind == "F" else backward if flight.begun else first
+    return found
+
+
 def rank_peak_bytes(plans: Sequence[Plan], moments: RankMoments | None) -> float:
     """The most bytes of a rank with the stages of these plans; without moments it has one."""
     return plans[0].predicted.peak_bytes if moments is None else rank_bytes([*map(_parts, plans)], moments)[0]
@@ -175,13 +188,12 @@ def resting_bytes(plan: Plan, flight: Flight) -> float:
     """Bytes of a stage while none of its actions runs, at a moment of its rank; of one that is alone there its peak."""
     if flight.most is None:
         return plan.predicted.peak_bytes
-    base, sums, kept, late, *_ = _totals(_parts(plan))
-    return base + flight.in_flight * kept + flight.waiting * late + (sums if flight.begun else 0.0)
+    return level_bytes([_parts(plan)], [flight])
 
 
 def alone_bytes(plan: Plan, flight: Flight) -> float:
     """Bytes of a stage while it runs, counted as at a moment of its rank; of one that is alone there its peak."""
     if flight.most is None:
         return plan.predicted.peak_bytes
-    *_, forward, backward, first, update = _totals(_parts(plan))
-    return max(resting_bytes(plan, flight) + max(forward, backward if flight.begun else first), update)
+    parts, kinds = _parts(plan), get_args(Kind)
+    return max(*(level_bytes([parts], [flight], 0, kind) for kind in kinds), _total(parts.update))

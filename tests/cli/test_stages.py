@@ -35,7 +35,7 @@ def test_stages_are_drawn(folder: Path, kind: str, start: bytes) -> None:
     if kind == "svg":
         shown = out.read_text()
         assert all(f"<!-- {text} -->" in shown for text in (
-            "rank 0", "rank 1", "rank 0 to rank 1", "rank 1 to rank 0", "0F0", "1B1", "activations",
+            "rank 0", "rank 1", "rank 0 to rank 1", "rank 1 to rank 0", "0F0", "1B1", "GB of a rank",
             "budget, 1 GB, not in the picture", "rank 1, stage 1"))
 
 

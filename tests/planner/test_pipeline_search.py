@@ -18,16 +18,18 @@ from torch import nn
 
 import autoddl
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.graph import RECEIVE, graph_from_text
+from autoddl.core.graph import RECEIVE, graph_from_text, graph_to_text
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.pipeline import Schedule, sizes_of
+from autoddl.core.pipeline_schedules import chunks_of
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.split_backward import waiting_inputs, weights_of
 from autoddl.core.stages import SEND, crossing, cut_graph, shared_parameters, transfers_of
 from autoddl.cost_models import Cluster, load_cluster, parse_cluster
 from autoddl.explain.explain import proved
 from autoddl.explain.pipeline_proof import check_pipeline
+from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import tried_cuts
@@ -480,3 +482,17 @@ def test_a_written_schedule_is_planned_beside_one_whose_stages_lie_elsewhere(tmp
     assert check_pipeline(both) and all(check_pipeline(plan) for plan in alone)
     places = [Schedule.parse(plan.pipeline.schedule).placement for plan in alone if plan.pipeline is not None]
     assert places == [((0, 1, 1, 0),), ((0, 1, 0, 1),)]
+
+
+@pytest.mark.parametrize("schedule,parts", [("1f1b", 4), ("interleaved:2", 2), ("zb-v", 2), ("chimera:1", 2)])
+def test_the_memory_of_ranks_over_the_step_has_the_peak_of_the_plan(schedule: str, parts: int) -> None:
+    """It begins with what is stored, and of the fullest rank it is at most what the plan predicts."""
+    one = task("llama", layers=2)
+    stages = parts * chunks_of(schedule)
+    plan = pipeline_plan(one, Staged(cuts_of(one, stages)[0], schedule, 4))
+    plan = replace(plan, source=plan.source | {"graph": graph_to_text(one.variant(4).original),
+                                               "cluster": one.cluster.to_yaml()})
+    every = memory_of_ranks(plan, foreseen_stages(plan))
+    assert len(every) == parts and max(rank.peak for rank in every) == pytest.approx(plan.predicted.peak_bytes)
+    for rank in every:
+        assert list(rank.times) == sorted(rank.times) and rank.nbytes[0] < rank.peak and rank.when

@@ -1,7 +1,7 @@
 """Draws a plan with stages: the time line of its schedule, and the memory of its ranks.
 
     time line   for the ranks of each part of the cluster a row of computation, and one for every stream that sends
-    memory      for the same ranks the peak bytes of their stages, stacked by kind, and the budget
+    memory      for the same ranks their bytes over the step, and the budget
 """
 
 from collections import defaultdict
@@ -12,7 +12,8 @@ from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.cost_models.timelines.timeline import COMPUTE, Timeline
-from autoddl.explain.staged_run import foreseen_stages, ranks_text, stages_there
+from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_text, stages_there
+from autoddl.planner.pipelines.staged_steps import StagedStep
 
 __all__ = ["draw_pipeline"]
 
@@ -21,6 +22,9 @@ NAMED = 0.015
 
 FAR = 4.0
 """How many peaks a budget is at least for the picture to end before it."""
+
+COLUMNS = 4
+"""Ranks side by side in the legend of their memory."""
 
 Bars = dict[str, list[tuple[float, float, str]]]
 
@@ -33,14 +37,14 @@ def draw_pipeline(plan: Plan, path: Path) -> None:
     step = foreseen_stages(plan)
     line = step.timeline
     rows = _rows(plan, line)
-    heights = 0.28 * len(rows) + 0.8, 0.45 * len(line.ranks) + 1.2
+    heights = 0.28 * len(rows) + 0.8, 2.5 + 0.2 * len(line.ranks) / COLUMNS
     figure = Figure(figsize=(12, sum(heights) + 0.6), layout="constrained")
     top, bottom = figure.subplots(2, 1, height_ratios=heights)
     figure.suptitle(f"{plan.model} on {plan.cluster}, {len(plan.pipeline.stages)} stages, "
                     f"{schedule_title(plan.pipeline.name)}, {plan.microbatches} microbatches: "
                     f"{line.makespan:.4g} s a step, {step.idle:.1%} of it idle")
     _time_line(top, rows, line.makespan)
-    _memory(bottom, plan, len(line.ranks))
+    _memory(bottom, plan, step)
     figure.savefig(path)
 
 
@@ -86,28 +90,21 @@ def _time_line(axes: Any, rows: dict[str, Bars], seconds: float) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=max(1, len(colors)), fontsize=8)
 
 
-def _memory(axes: Any, plan: Plan, parts: int) -> None:
-    """Stacked bars of the stages of each part, kinds of bytes in colors, and the budget of a rank where it is near."""
-    assert plan.pipeline is not None
-    colors: dict[str, str] = {}
-    ends = [0.0] * parts
-    for y, k in [(part, k) for part in range(parts) for k in stages_there(plan, part)]:
-        stage = plan.pipeline.stages[k]
-        for kind, nbytes in stage.plan.predicted.nbytes.items():
-            label = kind if kind not in colors else None
-            axes.barh(y, nbytes / 1e9, left=ends[y] / 1e9, color=colors.setdefault(kind, f"C{len(colors)}"),
-                      label=label)
-            ends[y] += nbytes
-        axes.plot([ends[y] / 1e9] * 2, [y - 0.4, y + 0.4], color="black", linewidth=1.5)
-    near = plan.budget < FAR * max(ends)
-    axes.axvline(plan.budget / 1e9, linestyle="--", linewidth=0.8, color="black",
+def _memory(axes: Any, plan: Plan, step: StagedStep) -> None:
+    """The bytes of the ranks of each part over the step, and the budget of a rank where it is near."""
+    every = memory_of_ranks(plan, step)
+    for part, one in enumerate(every):
+        axes.step((*one.times, step.timeline.makespan), [n / 1e9 for n in (*one.nbytes, one.nbytes[-1])], where="post",
+                  linewidth=0.8, label=f"{ranks_text(plan, part)}, {_stages(plan, part)}")
+    most = max(one.peak for one in every)
+    near = plan.budget < FAR * most
+    axes.axhline(plan.budget / 1e9, linestyle="--", linewidth=0.8, color="black",
                  label=f"budget, {show_bytes(plan.budget)}" + ", not in the picture" * (not near))
-    axes.set_xlim(0.0, 1.05 * (plan.budget if near else max(ends)) / 1e9)
-    axes.set_yticks(range(parts), [f"{ranks_text(plan, part)}, {_stages(plan, part)}" for part in range(parts)],
-                    fontsize=8)
-    axes.set_xlabel("GB at the peak of a rank")
-    axes.invert_yaxis()
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=len(colors) + 1, fontsize=8)
+    axes.set_xlim(0.0, step.timeline.makespan)
+    axes.set_ylim(0.0, 1.05 * (plan.budget if near else most) / 1e9)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("GB of a rank")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=COLUMNS, fontsize=8)
 
 
 def _stages(plan: Plan, part: int) -> str:

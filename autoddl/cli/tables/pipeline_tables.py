@@ -21,7 +21,7 @@ from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
-from autoddl.explain.staged_run import foreseen_stages, ranks_of_stage, stage_beginnings
+from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_of_stage, ranks_text, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.stage_lanes import copies_of
@@ -78,13 +78,29 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
                           f"{step.idle:.1%} of it")
     if (mfu := model_flops_utilisation(plan)) is not None:
         table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
-    table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank")
+    kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in sorted(
+        predicted.nbytes.items(), key=lambda one: -one[1]) if nbytes > 0)
+    table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank"
+                            f"{_fullest(plan, step)}: {kinds}")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")
     bound = (f"no plan of these stages, schedules and microbatches takes less than {show_seconds(plan.bound)} under "
              f"the model: this one is at most {plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("proof", bound if plan.bound else f"none: {plan.proof}")
     return table
+
+
+def _fullest(plan: Plan, step: StagedStep) -> str:
+    """Says when the fullest rank has most, with which microbatches; nothing of a plan that does not keep it."""
+    assert plan.pipeline is not None
+    if any(stage.plan.predicted.parts is None for stage in plan.pipeline.stages):
+        return ""
+    every = memory_of_ranks(plan, step)
+    rank = max(range(len(every)), key=lambda rank: every[rank].peak)
+    most = every[rank]
+    count = f" with {most.microbatches} microbatch{'es' * (most.microbatches > 1)} of its stages" * bool(
+        most.microbatches)
+    return f", {ranks_text(plan, rank)}, {most.when}{count}"
 
 
 def _stages(plan: Plan, step: StagedStep) -> Table:
