@@ -10,8 +10,8 @@
                 of their measured / predicted|. Configurations that differ by less are a tie
 
 `intervals.yaml` has them by regime: `pipeline` has stages, `sharded` gathers weights again (ZeRO-3), `whole` is all
-other. Each is there once more for plans inside one node, which no network can surprise. Medians are those of the
-regime, widths what runs inside a node have asked for. `autoddl validate RUNS.csv --intervals FILE` writes such a file.
+other. Each is there once more for plans inside one node, which no network can surprise. Medians are those of both,
+widths what runs inside a node have asked for. `autoddl validate RUNS.csv --intervals FILE` writes such a file.
 """
 
 from collections.abc import Mapping

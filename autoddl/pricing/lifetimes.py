@@ -23,11 +23,12 @@ line may have more: buffers of buckets, and what no term counts.
 largest of the op's three moments. It counts the terms that live at all three, and the largest sum of the op's own terms
 at one of them. It is one sum again, and a plan need not say in which of the three the peak will be.
 
-`turn` lies between forward and backward. It counts parameters with the optimizer's state, and of every microbatch in
-flight what ops keep for backward. These are no more than the terms of the first moment of backward. What is sent to
-other stages, or comes from them, is left out with the buffers of messages, but for what the reader keeps. So where a
-stage is made of several, its sum is no less than theirs together. `between` has the sums of gradients too, where there
-are any. It lies between two actions of a stage of a pipeline of which a backward has ended.
+`turn` lies between forward and backward. It counts parameters with the optimizer's state, and copies of them that stay
+gathered from one microbatch to the next. Of every microbatch in flight it counts what ops keep for backward. These are
+no more than the terms of the first moment of backward. What is sent to other stages, or comes from them, is left out
+with the buffers of messages, but for what the reader keeps. So where a stage is made of several, its sum is no less
+than theirs together. `between` has the sums of gradients too, where there are any. It lies between two actions of a
+stage of a pipeline of which a backward has ended.
 """
 
 from collections import Counter, defaultdict
@@ -38,8 +39,8 @@ from typing import Any
 from autoddl.core.graph import Graph, Kind
 from autoddl.core.hubs import HUB
 
-__all__ = ["BETWEEN", "IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "SUMS", "TAKEN_OFF", "TIED", "TURN", "UPDATE",
-           "Lifetimes", "Moment", "Owner", "Pattern", "Term", "What"]
+__all__ = ["BETWEEN", "IN_TRANSIT", "KINDS", "OF_VIEWS", "RESIDUAL", "STAYING", "SUMS", "TAKEN_OFF", "TIED", "TURN",
+           "UPDATE", "Lifetimes", "Moment", "Owner", "Pattern", "Term", "What"]
 
 Moment = str
 """`before OP`, `forward OP`, `backward OP`, `around OP`, `update`, `turn` or `between`."""
@@ -62,6 +63,9 @@ RESIDUAL = ("residual",)
 TAKEN_OFF = ("sent on", "not passed on", "converted")
 """Kinds of terms that are negative: a copy that the edge's reader sends on, what a view does not pass on of it, and
 what a storage has behind a view where the edge copies that."""
+
+STAYING = ("own", "gathered kept")
+"""Kinds of terms of what is there in every microbatch, where it is from the first moment on."""
 
 SUMS = ("gradient summed",)
 """Kinds of terms of sums of gradients that are there while forward runs."""
@@ -171,7 +175,7 @@ class Lifetimes:
         """(owner, what) of every term at the moment; of an `around` with the op's alternatives as one `max`."""
         if moment in (TURN, BETWEEN):
             yield from self._kept_between(counts)
-            kinds = ("own", *SUMS) if moment == BETWEEN else ("own",)
+            kinds = (*STAYING, *SUMS) if moment == BETWEEN else STAYING
             yield from ((term.owner, term.what) for term in self.terms if term.start == 0 and term.what[0] in kinds)
             return
         sums = [Counter((term.owner, term.what) for term in self.alive(n, counts)) for n in self.numbers(moment)]

@@ -5,9 +5,9 @@
     left out    a source's runs are set against the interval of all other sources of its regime; a regime with no other
                 source takes that of all regimes
     wide        sources differ by more than runs of the sources that are known, so quantiles of these hold too few runs
-                of another. The interval is made wider around its median, by the factor at which 8 of 10 left-out runs
-                lie inside: one for runs inside a node, and one for runs on several. To count what an interval holds,
-                that factor too is found without the source
+                of another. The interval of a regime is made wider around its median, by the factor at which 8 of 10
+                left-out runs of the regime lie inside. To count what an interval holds, that factor too is found
+                without the source
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,8 +47,8 @@ def find_intervals(found: Iterable[PricedRun]) -> dict[str, Interval]:
     rows = _priced(found)
     if len(rows) < FEWEST:
         raise InputError(f"{len(rows)} priced runs say nothing of how sure a prediction is: give {FEWEST} or more")
-    wide = {alone: _widening(rows, alone) for alone in (False, True)}
-    return {name: _interval(_alike(rows, name), wide[name.endswith(NODE)]) for name in REGIMES}
+    wide = _widenings(rows)
+    return {name: _interval(_alike(rows, name), wide[name]) for name in REGIMES}
 
 
 def covered(found: Sequence[PricedRun]) -> Mapping[str, tuple[int, int]]:
@@ -66,8 +66,8 @@ def inside_left_out(found: Sequence[PricedRun]) -> list[tuple[PricedRun, bool]]:
     for source, own in _by_source(rows).items():
         others = [row for row in rows if row.run.source != source]
         if len(others) >= FEWEST:
-            wide = {alone: _widening(others, alone) for alone in set(map(_is_alone, (one.run for one in own)))}
-            told += [(one, _distance(one, _quantiles(_alike(others, regime_of(one.run)))) <= wide[_is_alone(one.run)])
+            wide = _widenings(others)
+            told += [(one, _distance(one, _quantiles(_alike(others, regime_of(one.run)))) <= wide[regime_of(one.run)])
                      for one in own]
     return told
 
@@ -136,15 +136,18 @@ def _common(rows: Sequence[PricedRun]) -> float:
     return _quantile(apart, 0.8) if apart else 0.0
 
 
-def _widening(rows: Sequence[PricedRun], alone: bool) -> float:
-    """The factor on the widths of intervals at which 8 of 10 runs lie inside that of the other sources.
+def _widenings(rows: Sequence[PricedRun]) -> dict[str, float]:
+    """By regime, the factor on the widths of intervals at which 8 of 10 runs lie inside that of the other sources.
 
-    It counts runs inside one node, or those on several; all, where there are too few of these.
+    It counts the runs of the regime; where these are too few, all runs inside one node, or all on several, or all.
     """
-    distances = _distances(rows)
-    asked = [far for one, far in distances if _is_alone(one.run) == alone]
-    asked = asked if len(asked) >= FEWEST else [far for _, far in distances]
-    return _quantile([(far, 1.0) for far in asked], 0.8) if asked else 1.0
+    distances, found = _distances(rows), dict[str, float]()
+    for name in REGIMES:
+        own = [far for one, far in distances if regime_of(one.run) == name]
+        like = [far for one, far in distances if _is_alone(one.run) == name.endswith(NODE)]
+        asked = next((one for one in (own, like) if len(one) >= FEWEST), [far for _, far in distances])
+        found[name] = _quantile([(far, 1.0) for far in asked], 0.8) if asked else 1.0
+    return found
 
 
 def _distances(rows: Sequence[PricedRun]) -> list[tuple[PricedRun, float]]:
