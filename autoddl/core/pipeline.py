@@ -92,7 +92,7 @@ class Flight(NamedTuple):
 
 
 class RankMoment(NamedTuple):
-    """What is on a rank with several stages while it runs an action.
+    """What is on a rank while it runs an action.
 
         stage     the stage that runs
         kind      of the action
@@ -241,8 +241,8 @@ def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
     return tuple(found)
 
 
-def rank_moments(schedule: Schedule) -> dict[int, RankMoments]:
-    """By first rank, the moments of ranks with the same several stages.
+def rank_moments(schedule: Schedule, least: int = 2) -> dict[int, RankMoments]:
+    """By first rank, the moments of ranks with the same stages, `least` of them or more.
 
     What F adds is there while it runs, and what B or W takes away. Ranks with one stage in common have all
     (`check_copies`).
@@ -250,7 +250,7 @@ def rank_moments(schedule: Schedule) -> dict[int, RankMoments]:
     found, firsts = dict[int, dict[RankMoment, None]](), first_ranks(schedule.placement)
     for rank, actions in enumerate(schedule.actions):
         stages = {action.stage for action in actions}
-        if len(stages) > 1:
+        if len(stages) >= least:
             every = dict.fromkeys(moment for moment, _ in moments_of(schedule, rank))
             found.setdefault(firsts[min(stages)], {}).update(every)
     return {at: RankMoments(tuple(s for s, first in enumerate(firsts) if first == at), _fuller(moments))

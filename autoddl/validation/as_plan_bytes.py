@@ -1,11 +1,11 @@
 """The peak bytes of a published run as a plan, from those of the same few layers as its seconds (`as_plan`).
 
     flat     B(n) = B(1) + (n - 1) (B(2) - B(1))
-    stages   B(stage with one layer) + (n - 1) (M(2) - M(1))
+    stages   B(stage with one layer) + (n - 1) (M(2) - M(1))        for every part of their bytes
 
-M(n) is a middle stage with n layers. A stage has as many microbatches in flight as the schedule has there. Where a rank
-has several stages, this holds for every part of their bytes (`schedule.stage_bytes`). The rank has what these add up to
-at its fullest moment. The first rank of a pipeline or the last is taken to have most.
+M(n) is a middle stage with n layers. A rank has what the parts of its stages add up to at the fullest moment of its own
+list of actions (`schedule.stage_bytes`). Of all ranks the fullest counts: where the first stage has fewer layers than
+others, that is not the first.
 """
 
 from dataclasses import asdict, replace
@@ -43,39 +43,35 @@ def _flat_bytes(run: Run, asked: RunPlan) -> float:
 
 
 def _staged_bytes(run: Run, asked: RunPlan) -> float:
-    """Peak bytes of the first rank of a pipeline or the last, whichever has more."""
+    """Peak bytes of the fullest rank of a pipeline."""
     name, _ = schedule_of(run)
     asked.check_schedule(run)
     schedule = generate(name, run.pp, asked.microbatches)
     flights, layers, last = flights_of(schedule), stage_layers(run), schedule.stages - 1
-    every, found = rank_moments(schedule), list[float]()
-    for rank in (0, run.pp - 1):
-        stages = [_with_layers(asked, {0: FIRST, last: LAST}.get(s, MIDDLE), flights[s], layers[s])
-                  for s, at in enumerate(schedule.placement[0]) if at == rank]
-        found.append(rank_bytes([parts for _, parts in stages], every[rank])[0] if rank in every else stages[0][0])
-    return max(found)
+    parts = [_with_layers(asked, {0: FIRST, last: LAST}.get(s, MIDDLE), flight, count)
+             for s, (flight, count) in enumerate(zip(flights, layers, strict=True))]
+    return max(rank_bytes([parts[s] for s in one.stages], one)[0] for one in rank_moments(schedule, 1).values())
 
 
-def _with_layers(asked: RunPlan, which: int, flight: Flight, count: int) -> tuple[float, StageBytes]:
-    """(peak bytes of a stage with so many layers, its bytes in parts)."""
-    own = _stage_bytes(asked, which, flight)
+def _with_layers(asked: RunPlan, which: int, flight: Flight, count: int) -> StageBytes:
+    """The bytes of a stage with so many layers; they are the same for any number of microbatches from two on."""
+    few = Flight(min(flight.in_flight, 2), min(flight.waiting, 1))
+    own = _stage_bytes(asked, which, few)
     if count == 1:
         return own
-    two, one = (_stage_bytes(asked, n, flight) for n in (TWO, MIDDLE))
-    every = zip(*(asdict(parts).values() for _, parts in (own, two, one)), strict=True)
-    parts = [{kind: x.get(kind, 0.0) + (count - 1) * (y.get(kind, 0.0) - z.get(kind, 0.0)) for kind in x | y | z}
-             for x, y, z in every]
-    return own[0] + (count - 1) * (two[0] - one[0]), StageBytes(*parts)
+    every = (asdict(one).values() for one in (own, _stage_bytes(asked, TWO, few), _stage_bytes(asked, MIDDLE, few)))
+    return StageBytes(*({kind: x.get(kind, 0.0) + (count - 1) * (y.get(kind, 0.0) - z.get(kind, 0.0))
+                         for kind in x | y | z} for x, y, z in zip(*every, strict=True)))
 
 
 @lru_cache(maxsize=4_000)
-def _stage_bytes(asked: RunPlan, which: int, flight: Flight) -> tuple[float, StageBytes]:
-    """Peak bytes of the first, a middle or the last stage with a layer, or of a middle one with TWO; and in parts."""
+def _stage_bytes(asked: RunPlan, which: int, flight: Flight) -> StageBytes:
+    """The bytes of the first, a middle or the last stage with a layer, or of a middle one with TWO."""
     part = stage_cluster(asked.cluster, Degrees.parse(asked.degrees).pp)
     whole = model_graph(asked.shape, 4 if which == TWO else 3, asked.precision)
     cuts = uniform_cuts(whole, 4)[::2] if which == TWO else uniform_cuts(whole, 3)
     chosen = stage_plans(asked, whole, cuts)[MIDDLE if which == TWO else which]
     plan = replace(chosen.plan, in_flight=flight.in_flight, waiting=flight.waiting)
-    predicted = with_memory_peak(plan, chosen.graph, asked.optimizer, part).predicted
-    assert predicted.parts is not None
-    return predicted.peak_bytes, predicted.parts
+    found = with_memory_peak(plan, chosen.graph, asked.optimizer, part).predicted.parts
+    assert found is not None
+    return found
