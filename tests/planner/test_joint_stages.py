@@ -16,6 +16,7 @@ from torch import nn
 
 import autoddl
 from autoddl.core.errors import Infeasible
+from autoddl.core.pipeline import Schedule, rank_moments
 from autoddl.core.pipeline_cuts import Trail
 from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.pipeline_schedules import splits_backward
@@ -28,6 +29,7 @@ from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.task import PlanTask, task_of
+from autoddl.schedule.stage_bytes import rank_peak_bytes
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
 
@@ -233,7 +235,8 @@ def test_stages_of_one_rank_fit_its_budget_together() -> None:
                             torch.randn(32, 16), stages=(2,), schedule=("interleaved:2",), microbatches=(2,),
                             max_axes=1, workers=1, budget=budget)
         assert plan.pipeline is not None and [stage.ranks[0] for stage in plan.pipeline.stages] == [0, 2, 0, 2]
-        peaks = [sum(stage.plan.predicted.peak_bytes for stage in plan.pipeline.stages[k::2]) for k in (0, 1)]
+        moments = rank_moments(Schedule.parse(plan.pipeline.schedule))
+        peaks = [rank_peak_bytes([stage.plan for stage in plan.pipeline.stages[k::2]], moments[k]) for k in (0, 1)]
         assert plan.predicted.peak_bytes == max(peaks) <= plan.budget and plan.bound <= plan.predicted.seconds
         check_pipeline(plan)
         found.append(plan.predicted.seconds)
