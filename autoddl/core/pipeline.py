@@ -119,10 +119,11 @@ class RankMoments(NamedTuple):
     def fullest(self) -> RankMoment | None:
         """The moment with most microbatches, of those at which every stage has one in flight; None without any.
 
-        Of several these are that with fewest kinds of stages.
+        Of several it is that at which stages have most alike. Those with more of them then keep less of each. So no
+        more is there where one of these has more yet, and another stage less.
         """
         return max((one for one in self.moments if all(flight.in_flight for flight in one.flights)),
-                   key=lambda one: (one.total, -len(set(one.flights))), default=None)
+                   key=lambda one: (one.total, -sum(sum(flight[:2]) ** 2 for flight in one.flights)), default=None)
 
 
 @dataclass(frozen=True, slots=True)

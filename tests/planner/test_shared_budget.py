@@ -121,7 +121,7 @@ def test_plans_that_are_found_roughly_fit_and_spare_searches() -> None:
     free = parts(inf)
     staged = free.staged(name, cut)
     graphs, flights = cut_graph(free.graph, staged.cuts), staged.flights
-    budget = 0.9 * rank_peak(free, staged, tuple(map(free.freely_planned, graphs, flights)))
+    budget = 0.8 * rank_peak(free, staged, tuple(map(free.freely_planned, graphs, flights)))
     quick, slow = parts(budget), parts(budget)
     rough = fitting_plans(quick, staged, graphs, flights, roughly=True)
     exact = fitting_plans(slow, staged, graphs, flights)
