@@ -118,14 +118,20 @@ def _total(one: Bytes) -> float:
 @lru_cache(maxsize=2048)
 def _weights(moments: RankMoments) -> Array:
     """[moment, stage, part of StageBytes]: how often each part counts; the update is the last moment."""
-    found = np.zeros((len(moments.moments) + 1, len(moments.stages), 8))
-    for n, moment in enumerate(moments.moments):
-        for i, (s, flight) in enumerate(zip(moments.stages, moment.flights, strict=True)):
-            now = "" if s != moment.stage else "F" if moment.kind == "F" else "B" if flight.begun else "first"
-            found[n, i, :4] = 1, flight.begun, flight.in_flight, flight.waiting
-            found[n, i, 4:7] = [now == kind for kind in ("F", "B", "first")]
-    found[-1, :, 7] = 1
-    return found
+    rows = [[_counts(flight, one.kind if s == one.stage else None)
+             for s, flight in zip(moments.stages, one.flights, strict=True)] for one in moments.moments]
+    return np.array([*rows, [UPDATE] * len(moments.stages)], dtype=float)
+
+
+UPDATE = (0,) * 7 + (1,)
+"""How often each part of StageBytes counts at the update."""
+
+
+def _counts(flight: Flight, kind: Kind | None) -> tuple[int, ...]:
+    """How often each part of StageBytes counts, while an action of the stage of this kind runs, or none does."""
+    forward, first = kind == "F", kind in ("B", "W") and not flight.begun
+    return (1, flight.begun, flight.in_flight, flight.waiting, forward, kind is not None and not forward and not first,
+            first, 0)
 
 
 def _totals(parts: StageBytes) -> tuple[float, ...]:
@@ -151,13 +157,8 @@ def rank_bytes(stages: Sequence[StageBytes], moments: RankMoments) -> tuple[floa
 def level_bytes(stages: Sequence[StageBytes], flights: Sequence[Flight], runs: int | None = None, kind: Kind = "F"
                 ) -> float:
     """Bytes of a rank whose stages have so many microbatches, while an action of one of them runs, or none does."""
-    found = 0.0
-    for i, (one, flight) in enumerate(zip(stages, flights, strict=True)):
-        base, sums, kept, late, forward, backward, first, _ = _totals(one)
-        found += base + flight.in_flight * kept + flight.waiting * late + (sums if flight.begun else 0.0)
-        if i == runs:
-            found += forward if kind == "F" else backward if flight.begun else first
-    return found
+    return sum(n * nbytes for i, (one, flight) in enumerate(zip(stages, flights, strict=True))
+               for n, nbytes in zip(_counts(flight, kind if i == runs else None), _totals(one), strict=True))
 
 
 def rank_peak_bytes(plans: Sequence[Plan], moments: RankMoments | None) -> float:

@@ -96,7 +96,7 @@ def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypat
                                                                                 ) -> None:
     """The cut that is least under what is known does not fit: one near it does, with the budget divided."""
     monkeypatch.setattr(pipeline_candidate, "STALE", -1)  # nothing more is made known first
-    task = task_of(Chain((64,) * 11), TWO_BY_TWO, torch.randn(64, 64), replace(ONE_AXIS, budget=3e5), "chain", None)
+    task = task_of(Chain((64,) * 11), TWO_BY_TWO, torch.randn(64, 64), replace(ONE_AXIS, budget=2.5e5), "chain", None)
     name = "interleaved:2"
     part = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), generate(name, 2, 4).placement)
     search = CutSearch(part, name, lambda _: None)

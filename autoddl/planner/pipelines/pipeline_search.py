@@ -241,8 +241,8 @@ def plan_of_cut(part: StageParts, name: str, tried: TriedCut) -> Plan:
     for s, (plan, graph, at) in enumerate(zip(tried.plans, graphs, staged.placement, strict=True)):
         left = budget - together_bytes(plans, graphs, staged.placement, staged.moments)[at]
         made = _bucketed(replace(plan, budget=plan.predicted.peak_bytes + left), graph, part.on(s), buckets)
-        tried_so = [*plans[:s], made, *plans[s + 1:]]
-        fits = together_bytes(tried_so, graphs, staged.placement, staged.moments)[at] <= budget
+        others = [*plans[:s], made, *plans[s + 1:]]
+        fits = together_bytes(others, graphs, staged.placement, staged.moments)[at] <= budget
         plans[s] = replace(made if fits else plan, budget=budget)
     return pipeline_plan(part.task, staged, plans)
 

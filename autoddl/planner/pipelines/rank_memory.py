@@ -28,6 +28,7 @@ from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved,
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import simulated, stage_times
 from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.schedule.stage_bytes import alone_bytes, at_moments, rank_peak_bytes, resting_bytes
@@ -60,7 +61,7 @@ ROUGH = 0.01
 """The gap at which the budget of a rank is divided too."""
 
 HOPELESS = 3.0
-"""Stages that take so many times their seconds without a budget, or more, are not looked for."""
+"""Stages of a rank that take so many times the seconds of the pipeline without a budget are not looked for."""
 
 MOVES = 6
 """Blocks that are moved at most, to find a cut whose stages fit without a budget."""
@@ -85,13 +86,20 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     plans: list[Plan | None] = [None] * staged.stages
     groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
     prices: tuple[float, ...] | None = () if roughly and part.shares else None
+    whole = _whole(part, staged, [part.on(s).freely_planned(*one) for s, one in enumerate(
+        zip(graphs, flights, strict=True))]) if part.shares else inf
     for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
         found, prices = _sharing(part.on(mine[0]), staged.moments.get(staged.placement[mine[0]]),
-                                 [(graphs[s], flights[s]) for s in mine], prices)
+                                 [(graphs[s], flights[s]) for s in mine], whole, prices)
         for s, plan in zip(mine, found, strict=True):
             plans[s] = plan
     made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
     return tuple(replace(plan, budget=part.task.budget) for plan in made)
+
+
+def _whole(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
+    """Seconds of the pipeline of these plans of its stages."""
+    return simulated(staged.schedule(), *stage_times(part.task.cluster, plans, staged, part.graph)).makespan
 
 
 def price_of_bytes(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
@@ -202,7 +210,7 @@ def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) ->
     for group in full:
         price = found[0].price if found else _priced_fronts(
             part, staged.moments.get(staged.placement[group[0]]), [(graphs[s], flights[s]) for s in group],
-            [[free[s]] for s in group]).price
+            [[free[s]] for s in group], _whole(part, staged, free)).price
         for path in _busiest(paths, group):
             weights = stage_weights(((path, 1.0),))
             found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
@@ -273,12 +281,13 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
     return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
 
 
-def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, prices: tuple[float, ...] | None = None
-             ) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
+def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whole: float,
+             prices: tuple[float, ...] | None = None) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
     """(the plans of the stages of one part, the fastest of those met that fit its ranks together; prices of a byte).
 
     The `prices` are those between which a fuller rank fits, none where there was none: plans under these are taken.
-    Where they are None, all is looked for. Raises why there are none.
+    Where they are None, all is looked for. The `whole` pipeline takes so many seconds without a budget. Raises why
+    there are none.
     """
     if moments is None:
         return [part.planned(*stages[0])], prices
@@ -292,9 +301,9 @@ def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, pric
             front += [] if plan is None else [plan]
     if prices and (known := _merged(moments, fronts, budget)) is not None:
         return known, prices
-    priced = _priced_fronts(part, moments, stages, fronts)
+    priced = _priced_fronts(part, moments, stages, fronts, whole)
     found = _merged(moments, fronts, budget)
-    is_hopeless = found is None and priced.bound > HOPELESS * _seconds(free)
+    is_hopeless = found is None and priced.bound > HOPELESS * whole
     if not is_hopeless and (found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound)):
         found = _shared(part, moments, stages, fronts, priced.plans or free)
     if not found:
@@ -318,7 +327,8 @@ class _Priced(NamedTuple):
     plans: list[Plan]
 
 
-def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: list[list[Plan]]) -> _Priced:
+def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: list[list[Plan]],
+                   whole: float) -> _Priced:
     """The best price for the stages of a rank, of powers of STEP; the plans on the way are added to the fronts.
 
     Each stage pays for its bytes while it runs, and one runs at a time: what is counted too often is given back.
@@ -331,7 +341,7 @@ def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages
         plans = [plan for plan, _ in made if plan is not None]
         room = budget + _counted_twice(moments, stages, plans) if len(plans) == len(stages) else budget
         best = max(best, (sum(value for _, value in made) - price * room, price))
-        if len(plans) < len(stages) or best[0] > HOPELESS * _seconds([front[0] for front in fronts]):
+        if len(plans) < len(stages) or best[0] > HOPELESS * whole:
             break
         for front, plan in zip(fronts, plans, strict=True):
             front.append(plan)

@@ -97,7 +97,7 @@ class StagePrices:
             while len(self._turning) >= KEPT_TURNS:
                 del self._turning[next(iter(self._turning))]
             self._turning[at] = asking.search(task)
-        self._turns[*at, price] = self._turning[at].least_between(price, moment_of(asking.flight)).bound
+        self._turns[*at, price] = self._turning[at].least_between(price, counted_moment(asking.flight)).bound
 
     def known(self, flight: Flight, weights: tuple[float, ...], price: float) -> dict[tuple[str, Any], float]:
         """By structure and ports, the least seconds counted so + price * bytes."""
@@ -107,7 +107,7 @@ class StagePrices:
     def counted(self, task: Callable[[], PlanTask], asking: Asking, key: Key) -> PricedFound:
         """Searches a stage whose seconds count as `task` and `key` say; its least is known then."""
         if key not in self._counted:
-            self._counted[key] = asking.search(task()).least_between(key[-1], moment_of(asking.flight))
+            self._counted[key] = asking.search(task()).least_between(key[-1], counted_moment(asking.flight))
         return self._counted[key]
 
     def fuller(self, key: str, flight: Flight, price: float) -> Flight:
@@ -147,7 +147,7 @@ def _part(low: Flight, flight: Flight, high: Flight) -> float:
     return min((1.0, *((b - a) / (c - a) for a, b, c in ends if c > a)))
 
 
-def moment_of(flight: Flight) -> Moment:
+def counted_moment(flight: Flight) -> Moment:
     """The moment at which bytes of a stage count that has so many microbatches while another runs."""
     return BETWEEN if flight.begun else TURN
 
