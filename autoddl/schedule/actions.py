@@ -20,11 +20,12 @@ __all__ = ["ADDED", "Action", "Actions", "Compute", "Leg", "Pass", "Start", "Wai
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """An op, or a local step of a conversion, with its seconds; `late` are those that wait for W (`Start`)."""
+    """An op, or a local step of a conversion, with its seconds; `late` and `reduces` are as of Start."""
 
     name: str
     seconds: float
     late: float = 0.0
+    reduces: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Start:
         by_messages    whether it runs by messages of the runtime; else it is a collective of the library
         wire           seconds for which its bytes keep the links busy
         late           seconds that wait for W where a schedule splits backward: those of gradients of parameters
+        reduces        whether it is a step of the reduction of a parameter's gradient
         coding         seconds in which the rank codes before, and decodes when it has waited
     """
 
@@ -50,6 +52,7 @@ class Start:
     by_messages: bool = False
     wire: float = 0.0
     late: float = 0.0
+    reduces: bool = False
     coding: tuple[float, float] = (0.0, 0.0)
 
 

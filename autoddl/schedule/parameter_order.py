@@ -98,8 +98,8 @@ class TimedReductions:
         members = [self._edges[fqn] for fqn in bucket.members]
         starts = [m.gradient_start(bucket, bucket.steps) for m in members]
         origin = f"the gradients of {bucket.members[0]} and {len(members) - 1} more"
-        return _late(self._actions.legs((*bucket.steps, *bucket.once), [m.tensor.gradient for m in members], starts,
-                                        "backward", origin))
+        return _of_reduction(self._actions.legs((*bucket.steps, *bucket.once),
+                                                [m.tensor.gradient for m in members], starts, "backward", origin))
 
     def begin(self, part: int, last: bool) -> None:
         """Before microbatch `part`, the `last` of the step or not."""
@@ -121,7 +121,7 @@ class TimedReductions:
                 self._do(self._protocol.arrive(self._place[fqn]))
             else:
                 legs = self._actions.legs(edge.backward, [tensor.gradient], [start], "backward", fqn)
-                self._actions.run(_late(legs))
+                self._actions.run(_of_reduction(legs))
                 self._add_up([fqn])
 
     def finish(self) -> None:
@@ -148,6 +148,6 @@ class TimedReductions:
                     self._open[one.bucket] = self._actions.start(self._paths[one.bucket][one.step])
 
 
-def _late(legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """The steps, all of whose seconds wait for W."""
-    return tuple(replace(leg, late=leg.seconds) for leg in legs)
+def _of_reduction(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+    """The steps as those of a reduction, all of whose seconds wait for W."""
+    return tuple(replace(leg, late=leg.seconds, reduces=True) for leg in legs)

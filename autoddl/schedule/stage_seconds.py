@@ -8,11 +8,15 @@
 
 The first of m microbatches has no gradients to add its own to. Each backward has (m - 1) / m of an addition: the mean.
 
+One microbatch is the first and the last. All its reductions of gradients are `reduce`, as the search counts them
+(`pricing.edge_tables`).
+
 Seconds are sums over the actions of `issue_order`, each as long as it takes alone: as the search prices them.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from autoddl.core.graph import Graph
 from autoddl.core.pipeline_cuts import StageSeconds
@@ -32,22 +36,44 @@ def stage_seconds(plan: Plan, graph: Graph, cluster: Cluster, splits: bool = Fal
 
     `graph` is the planned one of a microbatch, `cluster` that of the stage's ranks.
     """
+    first, between, last = _first_between_last(plan, graph, cluster)
+    weight = between.late if splits else 0.0
+    return StageSeconds(between.forward, between.backward - weight, weight, max(0.0, first.forward - between.forward),
+                        max(0.0, last.backward - between.backward), plan.predicted.update)
+
+
+class _Seconds(NamedTuple):
+    """Seconds of a microbatch: its forward and backward, those of it that wait for W, and that reduce gradients."""
+
+    forward: float
+    backward: float
+    late: float
+    reduced: float
+
+    @property
+    def unreduced(self) -> "_Seconds":
+        """Those of it without any reduction."""
+        return _Seconds(self.forward, self.backward - self.reduced, self.late - self.reduced, 0.0)
+
+
+def _first_between_last(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[_Seconds, _Seconds, _Seconds]:
+    """The seconds of the first microbatch, of one between, and of the last, which may be the first."""
     adds = (plan.microbatches - 1) / plan.microbatches
-    actions = list_actions(replace(plan, microbatches=PARTS), graph, cluster, as_searched=True, adds=adds)
-    (first, _, _), (forward, backward, late), (_, last, _) = _passes(actions)
-    weight = late if splits else 0.0
-    return StageSeconds(forward, backward - weight, weight, max(0.0, first - forward), max(0.0, last - backward),
-                        plan.predicted.update)
+    first, between, last = _passes(list_actions(replace(plan, microbatches=PARTS), graph, cluster, as_searched=True,
+                                                adds=adds))
+    if plan.microbatches > 1:
+        return first, between, last
+    alone, = _passes(list_actions(plan, graph, cluster, as_searched=True))
+    return alone, alone.unreduced._replace(forward=between.forward), alone
 
 
-def _passes(actions: Sequence[Action]) -> list[tuple[float, float, float]]:
-    """(forward, backward, those of backward that wait for W) seconds of every microbatch."""
-    sums, late = list[float](), list[float]()
+def _passes(actions: Sequence[Action]) -> list[_Seconds]:
+    """The seconds of every microbatch."""
+    every = list[list[float]]()
     for action in actions:
         if isinstance(action, Pass):
-            sums.append(0.0)
-            late.append(0.0)
+            every.append([0.0, 0.0, 0.0])
         elif isinstance(action, Compute | Start):
-            sums[-1] += action.seconds
-            late[-1] += action.late
-    return list(zip(sums[::2], sums[1::2], late[1::2], strict=True))
+            for k, seconds in enumerate((action.seconds, action.late, action.seconds * action.reduces)):
+                every[-1][k] += seconds
+    return [_Seconds(forward[0], *backward) for forward, backward in zip(every[::2], every[1::2], strict=True)]
