@@ -1,6 +1,8 @@
 """Pipelines: what the search promises of cuts, stages and bounds, against enumeration."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, combinations, product
@@ -32,7 +34,7 @@ from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import PlanOptions
-from autoddl.planner.pipelines import tried_cuts
+from autoddl.planner.pipelines import candidate_runs, tried_cuts
 from autoddl.planner.pipelines.candidate_runs import Clock, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
@@ -460,6 +462,44 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
         monkeypatch.setattr("autoddl.planner.pipelines.candidate_runs.processor_seconds", lambda over=over: over)
         run_candidates(Clock(1.0, 0.0, best, every, True))  # type: ignore[arg-type]
         assert done[:len(expected)] == expected and done[len(expected)].startswith("advance"), (best, over, done)
+
+
+def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next best goes to another process. While this one waits for it, time goes by as fast as there."""
+    sent = list[str]()
+
+    class Candidate:
+        answer, seconds, rounds, is_hurried, is_done, ended, needed = object(), 3.0, 0, False, False, "", inf
+        proof, cuts = None, SimpleNamespace(fastest=None, problem=None, is_full=False)
+        part = SimpleNamespace(shares=False, task=SimpleNamespace(options=SimpleNamespace(tolerance=0.0)), every=())
+
+        def __init__(self, name: str, bound: float, rounds: int) -> None:
+            self.name, self.bound, self.rounds = name, bound, rounds
+
+        def advance(self, climbs: bool) -> None:
+            self.is_done = True
+
+        def look_around(self, bound: float) -> None: ...
+
+    class Elsewhere:
+        is_ready = False
+
+        def __call__(self) -> object:
+            return candidate_runs._Answered(candidate_runs._Outcome(2.0, None, None, "done", None, False, inf), 7.0)
+
+        def end(self) -> None: ...
+
+    @contextmanager
+    def send(function: Any, argument: object) -> Iterator[Elsewhere]:
+        sent.append(function.args[0].name)
+        yield Elsewhere()
+
+    monkeypatch.setattr(candidate_runs, "processor_seconds", lambda: 2.0)
+    monkeypatch.setattr(candidate_runs, "beside", send)
+    every = [Candidate("solved often", 1.0, 8), Candidate("first", 1.1, 0), Candidate("next", 1.2, 0)]
+    clock = Clock(100.0, 0.0, 5.0, every, True)  # type: ignore[arg-type]
+    run_candidates(clock, 2)
+    assert sent == ["next"] and clock.spent == 7.0
 
 
 VEE = """microbatches 2, stages on ranks 0 1 1 0

@@ -7,9 +7,9 @@ is over, no stage is searched any more, and no other box of cuts is looked into.
 of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
-closely goes to a process beside this one, until it is done. Where none is left, a better pipeline is sought there near
-the fastest. The limit is that of each process. All of them know the best seconds of any. What one learns of stages the
-others do not.
+closely goes to a process beside this one, until it is done. That of the least bound stays here, for it takes longest.
+Where no other is left, a better pipeline is sought there near the fastest. The limit is that of each process, and of
+one that waits for another. All of them know the best seconds of any. What one learns of stages the others do not.
 """
 
 from collections.abc import Collection, Sequence
@@ -65,6 +65,13 @@ class _Outcome(NamedTuple):
     problem: InputError | None
     is_full: bool
     needed: float
+
+
+class _Answered(NamedTuple):
+    """What another process found, and the seconds that its search took by its clock."""
+
+    found: Any
+    spent: float
 
 
 @dataclass(eq=False)
@@ -148,7 +155,9 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
             better.receive(wait=False)
             if left := _left(clock, others):
                 free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
-                closely = [one for one in left[1:] if one.answer is not None and not better.is_sought_of(one)]
+                stays = min(left, key=lambda one: one.bound)
+                closely = [one for one in left[1:] if one.answer is not None and one is not stays
+                           and not better.is_sought_of(one)]
                 if closely and free > 0:
                     others[closely[0]] = stack.enter_context(
                         beside(partial(_alone, closely[0], clock, clock.spent), None))
@@ -211,13 +220,13 @@ class _Better:
         return True
 
 
-def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> tuple[TriedCut, set[tuple[int, ...]]]:
+def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> _Answered:
     """(the fastest pipeline that is found from the fastest of a candidate, the cuts tried) in a process of its own."""
     clock.began = processor_seconds() - spent
     one.tell = lambda what: clock.best.tell(one.seconds)
     one.find_better()
     assert one.cuts.fastest is not None
-    return one.cuts.fastest, set(one.cuts.tried) - one.cuts.rough
+    return _Answered((one.cuts.fastest, set(one.cuts.tried) - one.cuts.rough), clock.spent)
 
 
 def _waits(clock: Clock) -> bool:
@@ -259,7 +268,7 @@ def _look_around(searches: Sequence[CutSearch], clock: Clock) -> None:
         _tell(clock)
 
 
-def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
+def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Answered:
     """Advances one candidate in a process of its own, and looks around in it where it has the best pipeline."""
     clock.began = processor_seconds() - spent
     one.tell = lambda what: None
@@ -269,11 +278,12 @@ def _alone(one: CutSearch, clock: Clock, spent: float, _: object) -> _Outcome:
     if one.seconds <= clock.best.value:
         _look_around([one], clock)
     needed = min((part.needed for part in one.part.every), default=inf)
-    return _Outcome(one.bound, one.proof, one.cuts.fastest, one.ended, one.cuts.problem, one.cuts.is_full, needed)
+    return _Answered(_Outcome(one.bound, one.proof, one.cuts.fastest, one.ended, one.cuts.problem, one.cuts.is_full,
+                              needed), clock.spent)
 
 
 def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
-    """Writes into a candidate what another process found of it. Its seconds are not those of this process."""
+    """Writes into a candidate what another process found of it."""
     found = _answered(answer, clock)
     if found is None:
         return
@@ -285,16 +295,16 @@ def _receive(one: CutSearch, answer: Answer, clock: Clock) -> None:
 
 
 def _answered(answer: Answer, clock: Clock) -> Any:
-    """What another process answers. Its seconds are not those of this one.
+    """What another process answers. Where this one waited for it, it has spent as many seconds as the other.
 
     None where it ended early, perhaps for lack of memory: then this process goes on alone.
     """
-    found = None
+    found, spent = None, clock.spent
     try:
-        found = answer()
+        found, other = answer()
+        spent = max(spent, other)
     except MachineError:
         clock.go_on_alone()
-    before = processor_seconds()
     answer.end()
-    clock.began += processor_seconds() - before
+    clock.began = processor_seconds() - spent
     return found
