@@ -66,10 +66,13 @@ def _common(one: Box, other: Box) -> Box:
     return tuple((start, end - start) for start, end in zip(starts, ends, strict=True))
 
 
-def busiest(sent: tuple[Message, ...], itemsize: int = 1, codec: str = "") -> int:
-    """Bytes of elements of `itemsize` that the busiest rank sends or receives, coded or not."""
+@lru_cache(maxsize=10_000)
+def busiest(shape: tuple[int, ...], source: Layout, senders: Mesh, target: Layout, receivers: Mesh, itemsize: int = 1,
+            codec: str = "") -> int:
+    """Bytes of elements of `itemsize` that the busiest rank sends or receives of `messages`, coded or not."""
     load = defaultdict[tuple[str, int], int](int)
-    for one in sent:
-        load["sends", one.sender] += one.nbytes(itemsize, codec)
-        load["receives", one.receiver] += one.nbytes(itemsize, codec)
+    for one in messages(shape, source, senders, target, receivers):
+        nbytes = one.nbytes(itemsize, codec)
+        load["sends", one.sender] += nbytes
+        load["receives", one.receiver] += nbytes
     return max(load.values(), default=0)

@@ -49,7 +49,7 @@ from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.policies import NO_POLICIES
 from autoddl.schedule.run_step import RunParts, run_parts, stage_run_seconds
-from autoddl.schedule.stage_messages import busiest, messages
+from autoddl.schedule.stage_messages import busiest
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.run_parts import schedule_of, stage_layers
 from autoddl.validation.runs import Run
@@ -208,6 +208,6 @@ def _between(cluster: Cluster, parts: int, plans: Sequence[Plan], graph: Graph, 
             tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
             here, there = transfer_ends(one, plans)
             for way, ends in enumerate(((*here, *there), (*there, *here))):
-                nbytes = busiest(messages(tensor.shape, *ends)) * tensor.itemsize
+                nbytes = busiest(tensor.shape, *ends) * tensor.itemsize
                 found[way] += transfer_seconds(cluster, ranks, 0, 1, nbytes)
     return max(found)

@@ -21,12 +21,16 @@ from autoddl.core.pipeline_cuts import Trail
 from autoddl.core.pipeline_proofs import proof_from_json
 from autoddl.core.pipeline_schedules import splits_backward
 from autoddl.core.plan import Plan
+from autoddl.core.stages import cut_graph
 from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.joint_stages import varied
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.staged_steps import simulated_cut
+from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tried_cuts import try_cut
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.schedule.stage_bytes import rank_peak_bytes
@@ -118,6 +122,32 @@ def test_no_bound_is_above_the_best_where_stages_share_ranks(seed: int, schedule
     if found is not None:
         assert found.bound <= best * (1 + 1e-9) <= found.predicted.seconds * (1 + 2e-9) <= best * 1.03
         check_pipeline(found)
+
+
+@pytest.mark.parametrize(("seed", "blocks", "schedule"), [(2, 2, "zb-h1"), (20, 4, "zb-v")])
+def test_stages_take_other_layouts_where_bubbles_hide_what_they_are_slower_in(seed: int, blocks: int, schedule: str
+                                                                             ) -> None:
+    """Each planned by itself, stages have the least of all their seconds, and of weights as much as of others."""
+    case = random_case(seed, blocks, schedule)
+    model, sample, options = Chain(case.widths), torch.randn(case.batch, case.widths[0]), PlanOptions(
+        microbatches=(4,), max_axes=1, workers=1)
+    task = task_of(model, case.cluster, sample, options, "chain", None)
+    staged = Staged(places_of(task.variant(4).original, ())[:blocks - 1], schedule, 4)
+    cut, free = tuple(range(1, blocks)), inf
+    for most in (1.0, 0.95):
+        one = replace(task, budget=most * free)
+        part = StageParts(one, blocks, 2, 4, places_of(task.variant(4).original, ()), staged.pipes, splits=True)
+        try:
+            alone = try_cut(part, schedule, cut)
+        except Infeasible:
+            continue
+        plans, seconds = varied(part, part.staged(schedule, cut), alone.plans)
+        assert seconds <= alone.seconds and (seconds < 0.99 * alone.seconds or free < inf)
+        assert seconds == simulated_cut(task.cluster, plans, staged, part.graph, cut).seconds
+        graphs = cut_graph(part.graph, staged.cuts)
+        most = max(together_bytes(plans, graphs, staged.placement, staged.moments).values())
+        assert most <= one.budget
+        free = most
 
 
 @parametrize_or_slow("seed,schedule", [(0, "1f1b")], [(seed, name) for seed in (1, 2, 3, 4, 5, 7) for name in (

@@ -51,4 +51,4 @@ def test_equal_layouts_on_equal_meshes_are_one_message_to_the_same_place() -> No
 
 def test_replicas_share_the_sending() -> None:
     one, four = Mesh.parse("a=2"), Mesh.parse("a=4")
-    assert busiest(messages((8, 2), Layout.parse("B"), one, Layout.parse("S(0)"), four)) == 8
+    assert busiest((8, 2), Layout.parse("B"), one, Layout.parse("S(0)"), four) == 8

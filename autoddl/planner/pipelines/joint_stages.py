@@ -45,7 +45,7 @@ from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.staged import Staged
-from autoddl.planner.pipelines.staged_steps import stage_times
+from autoddl.planner.pipelines.staged_steps import alone_seconds, stage_times
 from autoddl.planner.pipelines.stored_once import bytes_twice, together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
@@ -54,7 +54,8 @@ from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.search.cut_planes import best_priced, blended
 from autoddl.search.path_tables import Blend
 
-__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "priced_groups", "stage_weights"]
+__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "priced_groups", "stage_weights",
+           "varied"]
 
 ROUNDS = 6
 """Times that every stage of a cut is searched again, at most."""
@@ -77,15 +78,22 @@ DIGITS = 6
 MIXED = 0.1
 """Part of the counts of a stage that are those of a stage alone."""
 
+HIDDEN = ((1.0, 0.2), (0.6, 1.0), (0.6, 0.2))
+"""How often W counts of a microbatch, and what comes once a step, where bubbles of the schedule hide the rest."""
+
 Waits = tuple[tuple[float, ...], ...]
 """By stage, how often each of its StageSeconds counts; and last, how often each boundary does."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Joint:
-    """The plans of all stages with their seconds and transfers, the seconds of the pipeline, and a critical path."""
+    """The plans of all stages with their seconds and transfers, the seconds of the pipeline, and a critical path.
+
+    Seconds `alone` are without what stages exchange with each other.
+    """
 
     plans: tuple[Plan, ...]
+    alone: tuple[StageSeconds, ...]
     stages: tuple[StageSeconds, ...]
     transfers: tuple[float, ...]
     seconds: float
@@ -95,7 +103,7 @@ class _Joint:
 def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
     """(plans of the stages, seconds of the pipeline), no slower than those given, with layouts chosen together."""
     graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
-    best = _joint(part, staged, tuple(plans))
+    best = _joint(part, staged, tuple(plans), graphs)
     seen, stale = [best.path], 0
     for turn in range(ROUNDS):
         before, now = best.seconds, best
@@ -109,6 +117,40 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
         if stale == STALE or part.late():
             break
     return best.plans, best.seconds
+
+
+def varied(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
+    """(plans of the stages, seconds of the pipeline), no slower than those given, by few searches.
+
+    Every stage has the best of some plans, one stage after another, again while that is faster. These are the fastest
+    where what bubbles may hide counts for less (`HIDDEN`). Stages that are alike are searched once.
+    """
+    graphs = cut_graph(part.graph, staged.cuts)
+    best = _joint(part, staged, tuple(plans), graphs)
+    menus = [_menu(part, staged, s, graph) for s, graph in enumerate(graphs)]
+    for _ in range(ROUNDS):
+        before = best.seconds
+        for s, menu in enumerate(menus):
+            for plan, alone in menu:
+                stages = (*best.stages[:s], alone, *best.stages[s + 1:])
+                plans = (*best.plans[:s], plan, *best.plans[s + 1:])
+                if best.path.seconds(stages, best.transfers) < best.seconds and _fit(part, staged, plans, graphs):
+                    best = min(best, _joint(part, staged, plans, graphs, best), key=lambda one: one.seconds)
+        if best.seconds > before * (1 - part.task.options.tolerance) or part.late():
+            break
+    return best.plans, best.seconds
+
+
+def _menu(part: StageParts, staged: Staged, s: int, graph: StageGraph) -> list[tuple[Plan, StageSeconds]]:
+    """Plans of a stage, with their seconds, that are fastest where what bubbles may hide counts for less."""
+    m, found = part.each, list[tuple[Plan, StageSeconds]]()
+    for late, once in HIDDEN:
+        if late == 1 or staged.splits:
+            with suppress(Infeasible, InputError, OutOfTime):
+                plan = part.on(s).varied(graph, staged.flights[s], Counts(m, m, once, once, 1.0, late * m))
+                found += [] if plan is None else [
+                    (plan, alone_seconds(part.task.cluster, plan, staged, graph, s))]
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,11 +185,11 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
     """
     graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
-    best = _joint(part, staged, tuple(plans))
+    best = _joint(part, staged, tuple(plans), graphs)
     groups = priced_groups(staged) if part.task.budget < inf else []
     met, blends, prices = [best], list[Blend](), list[SharedPrice]()
     if groups:
-        met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights))))
+        met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights)), graphs))
     done, paths = set[object](), list[PathBound]()
     for _ in range(BLENDS):
         over = np.array([[_over(part, one.plans, group, flights) for one in met] for group in groups])
@@ -168,7 +210,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
         except OutOfTime:
             break
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
-        met.append(_joint(part, staged, now))
+        met.append(_joint(part, staged, now, graphs, best))
         best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
     return Blended(tuple(dict.fromkeys(blends)), tuple(dict.fromkeys(prices)), best.plans, best.seconds)
 
@@ -227,10 +269,15 @@ def _waits(seen: Sequence[PathBound]) -> Iterator[Waits]:
         yield tuple(tuple(sum(column) / len(seen) for column in zip(*row, strict=True)) for row in rows)
 
 
-def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...]) -> _Joint:
-    seconds, between = stage_times(part.task.cluster, plans, staged, part.graph)
+def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...], graphs: Sequence[StageGraph],
+           known: _Joint | None = None) -> _Joint:
+    """The pipeline of these plans; that with some of them may be known."""
+    cluster = part.task.cluster
+    alone = tuple(known.alone[s] if known and plan is known.plans[s] else
+                  alone_seconds(cluster, plan, staged, graphs[s], s) for s, plan in enumerate(plans))
+    seconds, between = stage_times(cluster, plans, staged, part.graph, alone)
     makespan, path = critical_path(staged.schedule(), seconds, between)
-    return _Joint(plans, seconds, between, makespan, path)
+    return _Joint(plans, alone, seconds, between, makespan, path)
 
 
 def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: int, graphs: Sequence[StageGraph],
@@ -252,7 +299,7 @@ def _replanned(part: StageParts, staged: Staged, best: _Joint, waits: Waits, s: 
                 plans = (*best.plans[:s], plan, *best.plans[s + 1:])
                 if stored_apart(plans, graphs, staged.placement) is not None:
                     plans = led(part, staged, plans, graphs, flights, s)
-                found += [_joint(part, staged, plans)] if _fit(part, staged, plans, graphs) else []
+                found += [_joint(part, staged, plans, graphs, best)] if _fit(part, staged, plans, graphs) else []
     return min(found, key=lambda one: one.seconds, default=None)
 
 

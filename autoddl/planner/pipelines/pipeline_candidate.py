@@ -389,6 +389,9 @@ class CutSearch:
                 self._is_limited and self.took["climb"] > self.took["solve"] + self.took["boxes"]):
             with self._timed("climb"):
                 left = left - 1 if self.cuts.step(self.best, self._met) else 0
+        if self.rounds and not self.is_closed:
+            with self._timed("climb"):
+                self.cuts.vary()
 
     @property
     def _met(self) -> list[tuple[int, ...]]:
@@ -478,6 +481,7 @@ class CutSearch:
         """Tries cuts beside the fastest while a gap is left, there is time and one is likely better."""
         while not self.is_closed and self.cuts.step(self.best, self._met):
             self._say("cuts beside the best")
+        self.cuts.vary()
 
     def _choose_together(self) -> None:
         """Chooses the layouts of the fastest together."""

@@ -68,12 +68,14 @@ class SolvedStages(StageUnits):
         _solved    stages that were solved, by structure and microbatches in flight
         _free      plans of stages without a budget, by structure and whether gathered weights stay
         _drawn     their plans, by structure, flight, and the names of the first op and of those that send or receive
+        _varied    stages without a budget whose seconds count otherwise, by structure, as in `_free`, and counts
         _prices    what is known of stages whose bytes have a price
     """
 
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _drawn: dict[tuple[str, Flight, tuple[str, ...]], Plan] = field(default_factory=dict)
+    _varied: dict[tuple[str, bool, Counts], tuple[StageGraph, Found]] = field(default_factory=dict)
     _prices: StagePrices = field(default_factory=StagePrices)
 
     def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
@@ -183,6 +185,22 @@ class SolvedStages(StageUnits):
             if plan is not None:
                 break
         return plan
+
+    def varied(self, graph: StageGraph, flight: Flight, counts: Counts) -> Plan | None:
+        """The plan of a stage whose seconds count otherwise, without a budget; None if too full alone.
+
+        It is found for it or for one that is like it. Raises why there is none.
+        """
+        key = self._key(graph)
+        at = key, flight.is_several, counts
+        if at not in self._varied:
+            task = replace(self.task, counts=counts, copies=self.copies, budget=inf)
+            self._varied[at] = graph, self.search(task, graph, SEVERAL if at[1] else ONE, self.within)
+        source, made = self._varied[at]
+        theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
+        policy = renamed_policy(made.candidate.recompute, dict(zip(theirs, own, strict=True)))
+        made = replace(made, candidate=replace(made.candidate, recompute=policy))
+        return self._planned_alone(self._alone_solved(graph, key, flight), graph, made, flight, self.task.budget)
 
     def planned_for(self, graph: StageGraph, flight: Flight, price: float, *, roughly: bool = False
                     ) -> tuple[Plan | None, float]:

@@ -25,11 +25,11 @@ from autoddl.cost_models.timelines.timeline import Timeline
 from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.stored_once import update_twice
-from autoddl.schedule.stage_messages import Message, busiest, messages
+from autoddl.schedule.stage_messages import busiest
 from autoddl.schedule.stage_seconds import stage_seconds
 
-__all__ = ["StagedStep", "TriedCut", "boundary_seconds", "simulated", "simulated_cut", "stage_times", "staged_step",
-           "transfer_ends", "transfer_passes", "transfer_seconds"]
+__all__ = ["StagedStep", "TriedCut", "alone_seconds", "boundary_seconds", "simulated", "simulated_cut", "stage_times",
+           "staged_step", "transfer_ends", "transfer_passes", "transfer_seconds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +114,14 @@ def transfer_passes(cluster: Cluster, staged: Staged, graph: Graph, one: Transfe
                     there: tuple[Layout, Mesh]) -> tuple[Sent, Sent]:
     """How a tensor of a microbatch is sent, and its gradient, in 0 seconds where it has none."""
     tensor = next(tensor for tensor in graph.tensors if tensor.name == one.tensor)
-    ways = messages(tensor.shape, *here, *there), messages(tensor.shape, *there, *here) if one.gradient else ()
-    forth, back = (_as_sent(cluster, staged, tensor, lane, sent, (one.source, one.target)) for lane, sent in
-                   zip(one.lanes, ways, strict=True))
-    return forth, back
+    forth, back = (_as_sent(cluster, staged, tensor, lane, ends, (one.source, one.target)) for lane, ends in
+                   zip(one.lanes, ((*here, *there), (*there, *here)), strict=True))
+    return forth, back if one.gradient else Sent(0.0, "")
 
 
-def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: tuple[Message, ...],
+def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, ends: tuple[Layout, Mesh, Layout, Mesh],
              stages: tuple[int, int]) -> Sent:
-    """The fastest way to send the messages of a lane between two stages, or that of its codec if it is known.
+    """The fastest way to send a tensor between two stages by a lane, or that of its codec if it is known.
 
     With several pipes it counts as in the one where it takes longest: those of `chimera:3` may lie over other levels.
     """
@@ -130,9 +129,9 @@ def _as_sent(cluster: Cluster, staged: Staged, tensor: Tensor, lane: str, sent: 
     ranks = ranks_of_parts(cluster, staged.parts, staged.sizes)
 
     def seconds(codec: str) -> float:
-        nbytes = busiest(sent, tensor.itemsize, codec)
+        nbytes = busiest(tensor.shape, *ends, tensor.itemsize, codec)
         wire = max(transfer_seconds(cluster, ranks, here, there, nbytes) for here, there in ways)
-        passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(sent)
+        passes, values = CODECS[codec].passes if codec and wire else (), 4.0 * busiest(tensor.shape, *ends)
         return wire + sum(elementwise_seconds(cluster.device, times * values) for times in passes)
 
     codecs = ("", *codecs_of(staged.compress, "pipeline", tensor.dtype)) if staged.codecs is None else (
@@ -155,23 +154,29 @@ def _shared_seconds(cluster: Cluster, plans: Sequence[Plan], staged: Staged, gra
         firsts = {pipe[s]: s for s in reversed(stages) for pipe in pipes}
         each = dict.fromkeys(firsts, 0.0)
         for (at, a), (to, b) in permutations(firsts.items() if tensor.trained else (), 2):
-            sent = messages(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
-            seconds = transfer_seconds(cluster, ranks, at, to, busiest(sent) * tensor.stored.itemsize)
+            sent = busiest(tensor.shape, stored[a][fqn].layout, plans[a].mesh, stored[b][fqn].layout, plans[b].mesh)
+            seconds = transfer_seconds(cluster, ranks, at, to, sent * tensor.stored.itemsize)
             each[at], each[to] = each[at] + seconds / 2, each[to] + seconds / 2
         for stage in set(firsts.values()):
             found[stage] += max(each[at] for at, s in firsts.items() if s == stage)
     return found
 
 
-def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph
-                ) -> tuple[tuple[StageSeconds, ...], tuple[float, ...]]:
+def alone_seconds(cluster: Cluster, plan: Plan, staged: Staged, stage: StageGraph, s: int) -> StageSeconds:
+    """The seconds of the s-th stage, without what it exchanges with others."""
+    part = part_clusters(cluster, staged.parts, staged.sizes)[staged.placement[s]]
+    return stage_seconds(plan, add_hubs(stage.graph), part, staged.splits)
+
+
+def stage_times(cluster: Cluster, plans: Sequence[Plan], staged: Staged, graph: Graph,
+                known: Sequence[StageSeconds] = ()) -> tuple[tuple[StageSeconds, ...], tuple[float, ...]]:
     """(the seconds of every stage, those of a transfer over every boundary); `graph` is the captured one.
 
-    What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once.
+    What stages exchange once a step counts as part of their reductions. Both ways of an exchange run at once. The
+    seconds of stages alone may be `known`.
     """
     parts, graphs = part_clusters(cluster, staged.parts, staged.sizes), cut_graph(graph, staged.cuts)
-    alone = [stage_seconds(one, add_hubs(stage.graph), parts[at], staged.splits)
-             for one, stage, at in zip(plans, graphs, staged.placement, strict=True)]
+    alone = known or [alone_seconds(cluster, plan, staged, graphs[s], s) for s, plan in enumerate(plans)]
     shared = _shared_seconds(cluster, plans, staged, graphs)
     twice = update_twice(plans, graphs, staged.placement, parts)
     seconds = tuple(one._replace(reduce=one.reduce + more, update=max(0.0, one.update - less))

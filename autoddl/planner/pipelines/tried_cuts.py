@@ -18,6 +18,7 @@ from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.pipelines.cut_problems import PlacedStages, other_cuts
+from autoddl.planner.pipelines.joint_stages import varied
 from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, roomier_cuts
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
@@ -51,6 +52,8 @@ class TriedCuts:
         name       name of the schedule
         tried      what was found of each cut; None where a stage has no plan
         rough      those whose plans were found roughly
+        plain      by cut, seconds with stages each planned by itself
+        varied     cuts of which other layouts were tried too
         elsewhere  cuts that another process tried
         paid       by cut, seconds that a byte costs there
         sizes      bytes of a stage without a budget, by its number and places
@@ -62,6 +65,8 @@ class TriedCuts:
     name: str
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: set[tuple[int, ...]] = field(default_factory=set)
+    plain: dict[tuple[int, ...], float] = field(default_factory=dict)
+    varied: set[tuple[int, ...]] = field(default_factory=set)
     elsewhere: set[tuple[int, ...]] = field(default_factory=set)
     paid: dict[tuple[int, ...], float] = field(default_factory=dict)
     sizes: dict[tuple[int, int, int], float] = field(default_factory=dict)
@@ -113,12 +118,22 @@ class TriedCuts:
             self.tried.setdefault(cut, None)
             self.rough = self.rough | {cut} if roughly else self.rough - {cut}
             try:
-                self.add(try_cut(self.part, self.name, cut, roughly))
+                made = try_cut(self.part, self.name, cut, roughly)
+                self.add(made)
+                self.plain |= {} if roughly else {cut: made.seconds}
             except Infeasible:
                 self.is_full = True
             except InputError as error:
                 self.problem = error
         return self.tried[cut]
+
+    def vary(self) -> None:
+        """Tries other layouts of the stages of the cut that is best where each is planned by itself, unless it was."""
+        cut = min(self.plain, key=self.plain.__getitem__, default=())
+        made = self.tried.get(cut)
+        if made is not None and cut not in self.varied and not self.part.late():
+            self.varied.add(cut)
+            self.add_plans(cut, varied(self.part, self.staged(cut), made.plans)[0])
 
     def find_any(self, cut: tuple[int, ...], tell: Callable[[str], None]) -> None:
         """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
