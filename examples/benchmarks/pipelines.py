@@ -133,6 +133,9 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "all schedules, gpt": (lambda: gpt3_175b(batch=512), "h100-8x16x8.yaml", AT_SCALE),
     "all schedules, gpt on A100": (lambda: gpt3_175b(batch=512), "a100-8x16x8.yaml", AT_SCALE),
     "all schedules, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", AT_SCALE),
+    "zero-bubble V, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", AT_SCALE | {
+        "schedule": ("1f1b", "interleaved:2", "zb-v")}),
+    "256 H100, 70b": (lambda: llama3_70b(batch=128), "h100-32x8.yaml", AT_SCALE),
     "encoder": (encoder, "l40s-6x4.yaml", THREE),
     "encoder of 14 GB": (encoder, "l40s-6x4.yaml", THREE | {"budget": 14e9}),
     "pairs": (encoder_decoder, "l40s-6x4.yaml", THREE | {"stages": (3, 6), "schedule": ("1f1b", "zb-h1"),
