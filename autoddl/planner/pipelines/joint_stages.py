@@ -12,6 +12,11 @@ are those of the critical path, then of the mean of all paths so far. Some are t
 is free. A tensor and its gradient count by the longer of both and by their mean. The fastest of all pipelines met is
 taken (`improved`).
 
+That takes a search for every stage and every path. Fewer do before (`varied`): of what a stage does some is hidden in
+bubbles of the schedule, as W and what comes once a step. Each stage gets plans that are fastest where these count for
+less, those that are alike by one search. One stage after another then takes the plan with which the pipeline is
+fastest.
+
 The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
 once, in the mean. With these counts, and with the least of its messages, each stage has a least (`StageParts.count`).
 So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program.

@@ -382,7 +382,9 @@ class CutSearch:
         self.rounds += 1
 
     def _climb(self) -> None:
-        """Tries cuts beside the fastest, some times, while there is time; under a limit no more of it than bounds took.
+        """Tries cuts beside the fastest, some times, while there is time, and other layouts of the best.
+
+        Under a limit the cuts take no more of it than bounds took.
         """
         left = CLIMBS if self.cuts.fastest and self.rounds else 0
         while left and not self.is_closed and not (
@@ -481,7 +483,8 @@ class CutSearch:
         """Tries cuts beside the fastest while a gap is left, there is time and one is likely better."""
         while not self.is_closed and self.cuts.step(self.best, self._met):
             self._say("cuts beside the best")
-        self.cuts.vary()
+        if not self.is_closed:
+            self.cuts.vary()
 
     def _choose_together(self) -> None:
         """Chooses the layouts of the fastest together."""

@@ -2,7 +2,8 @@
 
 What stages take in a cut that was not tried is expected from what bounds know of them and from the cuts that were
 (`cut_problems.PlacedStages`). Where stages share ranks, a byte that a rank lacks costs there what it costs in the
-fastest (`rank_memory.price_of_bytes`). The likely best of the cuts beside the fastest is tried next.
+fastest (`rank_memory.price_of_bytes`). The likely best of the cuts beside the fastest is tried next. Cuts are compared
+with stages each planned by itself; of the best one other layouts are tried too (`joint_stages.varied`).
 """
 
 from collections.abc import Callable, Sequence
