@@ -8,11 +8,12 @@ of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
 closely goes to a process beside this one, until it is done. That of the least bound stays here, for it takes longest.
-Where no other is left, a better pipeline is sought there near the fastest. The limit is that of each process, and of
-one that waits for another. All of them know the best seconds of any. What one learns of stages the others do not.
+Where no other is left, a better pipeline is sought there near the fastest, and then of its cut. The limit is that of
+each process, and of one that waits for another. All of them know the best seconds of any. What one learns of stages the
+others do not.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -48,6 +49,9 @@ LAST = 1 / 10
 
 HURRIED = 3.0
 """Seconds that it may take where no plan is known behind the limit."""
+
+TOGETHER = -1
+"""In place of rounds of a candidate, where the layouts of its fastest pipeline were chosen together."""
 
 PROCESSES = 2
 """Processes that search at once unless another number is asked for: each has tables of its own."""
@@ -196,13 +200,19 @@ class _Better:
         return self.sought is not None and self.sought[0] is one
 
     def seek(self, others: Collection[CutSearch], stack: ExitStack) -> bool:
-        """Seeks a better pipeline than the fastest, once where more is known; whether one is sought from now on."""
+        """Seeks a better pipeline than the fastest; whether one is sought from now on.
+
+        First other cuts are tried, once where more is known, and then its layouts are chosen together.
+        """
         first = min((one for one in self.clock.searches if one not in others), key=lambda one: one.seconds)
-        known = first, first.rounds, first.seconds
-        if self.is_sought or first.cuts.fastest is None or first.seconds > self.clock.best.value or known in self.seen:
+        ways = [(known, way) for known, way in (((first, first.rounds, first.seconds), CutSearch.find_better), (
+            (first, TOGETHER, first.seconds), CutSearch.choose_together)) if known not in self.seen]
+        if self.is_sought or first.cuts.fastest is None or first.seconds > self.clock.best.value or not ways:
             return False
+        known, way = ways[0]
         self.seen.add(known)
-        self.sought = first, stack.enter_context(beside(partial(_better, first, self.clock, self.clock.spent), None))
+        self.sought = first, stack.enter_context(
+            beside(partial(_better, way, first, self.clock, self.clock.spent), None))
         return True
 
     def receive(self, wait: bool) -> bool:
@@ -220,11 +230,11 @@ class _Better:
         return True
 
 
-def _better(one: CutSearch, clock: Clock, spent: float, _: object) -> _Answered:
+def _better(way: Callable[[CutSearch], None], one: CutSearch, clock: Clock, spent: float, _: object) -> _Answered:
     """(the fastest pipeline that is found from the fastest of a candidate, the cuts tried) in a process of its own."""
     clock.began = processor_seconds() - spent
     one.tell = lambda what: clock.best.tell(one.seconds)
-    one.find_better()
+    way(one)
     assert one.cuts.fastest is not None
     return _Answered((one.cuts.fastest, set(one.cuts.tried) - one.cuts.rough), clock.spent)
 

@@ -474,8 +474,7 @@ class CutSearch:
         leaves = self.seconds <= self.best and bound < self.best * (1 - self.part.task.options.tolerance)
         if leaves or not self.is_closed:
             self.find_better()
-            with suppress(OutOfTime):
-                self._choose_together()
+            self.choose_together()
         if not self.late():
             self._least(self._problem, self.part.task.options.tolerance / 4)
 
@@ -486,13 +485,14 @@ class CutSearch:
         if not self.is_closed:
             self.cuts.vary()
 
-    def _choose_together(self) -> None:
-        """Chooses the layouts of the fastest together."""
-        for one in () if self.late() else self.cuts.found[:TOGETHER]:
-            plans, seconds = improved(self.part, self.cuts.staged(one.cut), one.plans)
-            self.cuts.add_plans(one.cut, plans)
-            if self.late() or seconds > one.seconds * (1 - self.part.task.options.tolerance):
-                break
+    def choose_together(self) -> None:
+        """Chooses the layouts of the fastest together, while there is time."""
+        with suppress(OutOfTime):
+            for one in () if self.late() else self.cuts.found[:TOGETHER]:
+                plans, seconds = improved(self.part, self.cuts.staged(one.cut), one.plans)
+                self.cuts.add_plans(one.cut, plans)
+                if self.late() or seconds > one.seconds * (1 - self.part.task.options.tolerance):
+                    break
 
     def _say(self, what: str) -> None:
         part = self.part
