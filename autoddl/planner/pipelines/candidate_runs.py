@@ -50,9 +50,6 @@ LAST = 1 / 10
 HURRIED = 3.0
 """Seconds that it may take where no plan is known behind the limit."""
 
-TOGETHER = -1
-"""In place of rounds of a candidate, where the layouts of its fastest pipeline were chosen together."""
-
 PROCESSES = 2
 """Processes that search at once unless another number is asked for: each has tables of its own."""
 
@@ -188,7 +185,7 @@ class _Better:
 
     clock: Clock
     sought: tuple[CutSearch, Answer] | None = None
-    seen: set[tuple[CutSearch, int, float]] = field(default_factory=set)
+    seen: set[tuple[object, ...]] = field(default_factory=set)
 
     @property
     def is_sought(self) -> bool:
@@ -205,11 +202,11 @@ class _Better:
         First other cuts are tried, once where more is known, and then its layouts are chosen together.
         """
         first = min((one for one in self.clock.searches if one not in others), key=lambda one: one.seconds)
-        ways = [(known, way) for known, way in (((first, first.rounds, first.seconds), CutSearch.find_better), (
-            (first, TOGETHER, first.seconds), CutSearch.choose_together)) if known not in self.seen]
-        if self.is_sought or first.cuts.fastest is None or first.seconds > self.clock.best.value or not ways:
+        ways = (CutSearch.find_better, (first, first.rounds, first.seconds)), (
+            CutSearch.choose_together, (first, first.seconds))
+        way, known = next((one for one in ways if one[1] not in self.seen), (None, ()))
+        if self.is_sought or first.cuts.fastest is None or first.seconds > self.clock.best.value or way is None:
             return False
-        known, way = ways[0]
         self.seen.add(known)
         self.sought = first, stack.enter_context(
             beside(partial(_better, way, first, self.clock, self.clock.spent), None))

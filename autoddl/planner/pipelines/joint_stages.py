@@ -12,9 +12,9 @@ are those of the critical path, then of the mean of all paths so far. Some are t
 is free. A tensor and its gradient count by the longer of both and by their mean. The fastest of all pipelines met is
 taken (`improved`).
 
-That takes a search for every stage and every path. Fewer do before (`varied`): of what a stage does some is hidden in
-bubbles of the schedule, as W and what comes once a step. Each stage gets plans that are fastest where these count for
-less, those that are alike by one search. One stage after another then takes the plan with which the pipeline is
+That takes a search for every stage and every path. Before it, few searches do most (`filled_bubbles`). Bubbles of the
+schedule hide some of W, and of what comes once a step. So each stage gets plans that are fastest where these count for
+less, and stages that are alike are searched once. One stage after another takes the plan with which the pipeline is
 fastest.
 
 The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
@@ -59,8 +59,8 @@ from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.search.cut_planes import best_priced, blended
 from autoddl.search.path_tables import Blend
 
-__all__ = ["Blended", "SharedPrice", "blend_paths", "groups_of", "improved", "priced_groups", "stage_weights",
-           "varied"]
+__all__ = ["Blended", "SharedPrice", "blend_paths", "filled_bubbles", "groups_of", "improved", "priced_groups",
+           "stage_weights"]
 
 ROUNDS = 6
 """Times that every stage of a cut is searched again, at most."""
@@ -124,7 +124,7 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
     return best.plans, best.seconds
 
 
-def varied(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
+def filled_bubbles(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
     """(plans of the stages, seconds of the pipeline), no slower than those given, by few searches.
 
     Every stage has the best of some plans, one stage after another, again while that is faster. These are the fastest
@@ -152,7 +152,7 @@ def _menu(part: StageParts, staged: Staged, s: int, graph: StageGraph) -> list[t
     for late, once in HIDDEN:
         if late == 1 or staged.splits:
             with suppress(Infeasible, InputError, OutOfTime):
-                plan = part.on(s).varied(graph, staged.flights[s], Counts(m, m, once, once, 1.0, late * m))
+                plan = part.on(s).freely_counted(graph, staged.flights[s], Counts(m, m, once, once, 1.0, late * m))
                 found += [] if plan is None else [
                     (plan, alone_seconds(part.task.cluster, plan, staged, graph, s))]
     return found

@@ -393,7 +393,7 @@ class CutSearch:
                 left = left - 1 if self.cuts.step(self.best, self._met) else 0
         if self.rounds and not self.is_closed:
             with self._timed("climb"):
-                self.cuts.vary()
+                self.cuts.fill_bubbles()
 
     @property
     def _met(self) -> list[tuple[int, ...]]:
@@ -483,7 +483,7 @@ class CutSearch:
         while not self.is_closed and self.cuts.step(self.best, self._met):
             self._say("cuts beside the best")
         if not self.is_closed:
-            self.cuts.vary()
+            self.cuts.fill_bubbles()
 
     def choose_together(self) -> None:
         """Chooses the layouts of the fastest together, while there is time."""

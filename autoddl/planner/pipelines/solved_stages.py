@@ -68,14 +68,14 @@ class SolvedStages(StageUnits):
         _solved    stages that were solved, by structure and microbatches in flight
         _free      plans of stages without a budget, by structure and whether gathered weights stay
         _drawn     their plans, by structure, flight, and the names of the first op and of those that send or receive
-        _varied    stages without a budget whose seconds count otherwise, by structure, as in `_free`, and counts
+        _counted_freely  stages without a budget whose seconds count otherwise, by structure, as in `_free`, and counts
         _prices    what is known of stages whose bytes have a price
     """
 
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _drawn: dict[tuple[str, Flight, tuple[str, ...]], Plan] = field(default_factory=dict)
-    _varied: dict[tuple[str, bool, Counts], tuple[StageGraph, Found]] = field(default_factory=dict)
+    _counted_freely: dict[tuple[str, bool, Counts], tuple[StageGraph, Found]] = field(default_factory=dict)
     _prices: StagePrices = field(default_factory=StagePrices)
 
     def solve(self, graph: StageGraph, key: str, flight: Flight) -> SolvedStage:
@@ -186,19 +186,18 @@ class SolvedStages(StageUnits):
                 break
         return plan
 
-    def varied(self, graph: StageGraph, flight: Flight, counts: Counts) -> Plan | None:
+    def freely_counted(self, graph: StageGraph, flight: Flight, counts: Counts) -> Plan | None:
         """The plan of a stage whose seconds count otherwise, without a budget; None if too full alone.
 
         It is found for it or for one that is like it. Raises why there is none.
         """
         key = self._key(graph)
         at = key, flight.is_several, counts
-        if at not in self._varied:
+        if at not in self._counted_freely:
             task = replace(self.task, counts=counts, copies=self.copies, budget=inf)
-            self._varied[at] = graph, self.search(task, graph, SEVERAL if at[1] else ONE, self.within)
-        source, made = self._varied[at]
-        theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
-        policy = renamed_policy(made.candidate.recompute, dict(zip(theirs, own, strict=True)))
+            self._counted_freely[at] = graph, self.search(task, graph, SEVERAL if at[1] else ONE, self.within)
+        source, made = self._counted_freely[at]
+        policy = _policy_in(graph, source, made.candidate.recompute)
         made = replace(made, candidate=replace(made.candidate, recompute=policy))
         return self._planned_alone(self._alone_solved(graph, key, flight), graph, made, flight, self.task.budget)
 
@@ -244,9 +243,7 @@ class SolvedStages(StageUnits):
         one = chosen(task, candidate, solution, {})
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
         alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
-        own, theirs = ([block.name for block in blocks_of(add_hubs(each.graph))] for each in (graph, solved.graph))
-        policy = renamed_policy(candidate.recompute, dict(zip(own, theirs, strict=True)))
-        candidate = replace(candidate, recompute=policy)
+        candidate = replace(candidate, recompute=_policy_in(solved.graph, graph, candidate.recompute))
         return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
@@ -255,10 +252,15 @@ class SolvedStages(StageUnits):
         It has as many microbatches as the stage has at any time.
         """
         task, flight = stage_task(self.task, graph, self.cluster, self.each), flight.own
-        theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
         candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting, stays=False,
-                            recompute=renamed_policy(found.candidate.recompute, dict(zip(theirs, own, strict=True))))
+                            recompute=_policy_in(graph, source, found.candidate.recompute))
         row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)
         return finish_stage(task, graph, replace(found, best=one), made)
+
+
+def _policy_in(graph: StageGraph, source: StageGraph, policy: str) -> str:
+    """The recomputation of stage `source` in the names of the blocks of `graph`, which is like it."""
+    theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
+    return renamed_policy(policy, dict(zip(theirs, own, strict=True)))

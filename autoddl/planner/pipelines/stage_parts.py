@@ -114,7 +114,7 @@ class StageParts(SolvedStages):
         for size in dict.fromkeys(sizes):
             alike = known.setdefault(size, replace(
                 self, sizes=sizes, size=size, _ports={}, _alone={}, _within_longer={}, _solved={}, _free={}, _drawn={},
-                _varied={}, _least={}))
+                _counted_freely={}, _least={}))
             found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
                                          splits=self.splits, sizes=sizes, _counted={}, _prices=StagePrices(),
                                          _under={}, _pinned={})
@@ -134,7 +134,7 @@ class StageParts(SolvedStages):
 
         What is found of plans of one is known of the other.
         """
-        return replace(self, stages=stages, splits=splits, placement=placement, _varied={}, _counted={},
+        return replace(self, stages=stages, splits=splits, placement=placement, _counted_freely={}, _counted={},
                        _prices=StagePrices(), _under={}, _pinned={})
 
     def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
@@ -145,7 +145,7 @@ class StageParts(SolvedStages):
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _drawn={}, _varied={}, _least={}, _counted={},
+                                        _free={}, _drawn={}, _counted_freely={}, _least={}, _counted={},
                                         _prices=StagePrices(), _alone={}, _within_longer={}, _under={}, _pinned={})
         return self._pinned[key]
 

@@ -3,7 +3,7 @@
 What stages take in a cut that was not tried is expected from what bounds know of them and from the cuts that were
 (`cut_problems.PlacedStages`). Where stages share ranks, a byte that a rank lacks costs there what it costs in the
 fastest (`rank_memory.price_of_bytes`). The likely best of the cuts beside the fastest is tried next. Cuts are compared
-with stages each planned by itself; of the best one other layouts are tried too (`joint_stages.varied`).
+with stages each planned by itself; of the best one other layouts are tried too (`joint_stages.filled_bubbles`).
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.pipelines.cut_problems import PlacedStages, other_cuts
-from autoddl.planner.pipelines.joint_stages import varied
+from autoddl.planner.pipelines.joint_stages import filled_bubbles
 from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, roomier_cuts
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
@@ -54,7 +54,7 @@ class TriedCuts:
         tried      what was found of each cut; None where a stage has no plan
         rough      those whose plans were found roughly
         plain      by cut, seconds with stages each planned by itself
-        varied     cuts of which other layouts were tried too
+        filled     cuts of which layouts that fill bubbles were tried too
         elsewhere  cuts that another process tried
         paid       by cut, seconds that a byte costs there
         sizes      bytes of a stage without a budget, by its number and places
@@ -67,7 +67,7 @@ class TriedCuts:
     tried: dict[tuple[int, ...], TriedCut | None] = field(default_factory=dict)
     rough: set[tuple[int, ...]] = field(default_factory=set)
     plain: dict[tuple[int, ...], float] = field(default_factory=dict)
-    varied: set[tuple[int, ...]] = field(default_factory=set)
+    filled: set[tuple[int, ...]] = field(default_factory=set)
     elsewhere: set[tuple[int, ...]] = field(default_factory=set)
     paid: dict[tuple[int, ...], float] = field(default_factory=dict)
     sizes: dict[tuple[int, int, int], float] = field(default_factory=dict)
@@ -128,13 +128,13 @@ class TriedCuts:
                 self.problem = error
         return self.tried[cut]
 
-    def vary(self) -> None:
-        """Tries other layouts of the stages of the cut that is best where each is planned by itself, unless it was."""
+    def fill_bubbles(self) -> None:
+        """Fills bubbles of the cut that is best where each stage is planned by itself, unless that was done."""
         cut = min(self.plain, key=self.plain.__getitem__, default=())
         made = self.tried.get(cut)
-        if made is not None and cut not in self.varied and not self.part.late():
-            self.varied.add(cut)
-            self.add_plans(cut, varied(self.part, self.staged(cut), made.plans)[0])
+        if made is not None and cut not in self.filled and not self.part.late():
+            self.filled.add(cut)
+            self.add_plans(cut, filled_bubbles(self.part, self.staged(cut), made.plans)[0])
 
     def find_any(self, cut: tuple[int, ...], tell: Callable[[str], None]) -> None:
         """Tries a cut and others near it, those first that leave most room, until the stages of one have plans."""
