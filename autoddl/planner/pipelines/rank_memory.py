@@ -13,6 +13,7 @@ busy.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import floor, inf, log
@@ -86,8 +87,7 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     plans: list[Plan | None] = [None] * staged.stages
     groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
     prices: tuple[float, ...] | None = () if roughly and part.shares else None
-    whole = _whole(part, staged, [part.on(s).freely_planned(*one) for s, one in enumerate(
-        zip(graphs, flights, strict=True))]) if part.shares else inf
+    whole = cache(partial(_whole, part, staged, graphs, flights))
     for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
         found, prices = _sharing(part.on(mine[0]), staged.moments.get(staged.placement[mine[0]]),
                                  [(graphs[s], flights[s]) for s in mine], whole, prices)
@@ -97,8 +97,9 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     return tuple(replace(plan, budget=part.task.budget) for plan in made)
 
 
-def _whole(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
-    """Seconds of the pipeline of these plans of its stages."""
+def _whole(part: StageParts, staged: Staged, graphs: Sequence[StageGraph], flights: Sequence[Flight]) -> float:
+    """Seconds of the pipeline whose stages are planned without a budget."""
+    plans = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
     return simulated(staged.schedule(), *stage_times(part.task.cluster, plans, staged, part.graph)).makespan
 
 
@@ -210,7 +211,7 @@ def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) ->
     for group in full:
         price = found[0].price if found else _priced_fronts(
             part, staged.moments.get(staged.placement[group[0]]), [(graphs[s], flights[s]) for s in group],
-            [[free[s]] for s in group], _whole(part, staged, free)).price
+            [[free[s]] for s in group], _whole(part, staged, graphs, flights)).price
         for path in _busiest(paths, group):
             weights = stage_weights(((path, 1.0),))
             found.append(SharedPrice(group, tuple(weights[s] for s in group), price))
@@ -281,12 +282,12 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
     return sorted(paths, key=lambda path: sum(sum(path.stages[s]) for s in group))[-1:]
 
 
-def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whole: float,
+def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whole: Callable[[], float],
              prices: tuple[float, ...] | None = None) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
     """(the plans of the stages of one part, the fastest of those met that fit its ranks together; prices of a byte).
 
     The `prices` are those between which a fuller rank fits, none where there was none: plans under these are taken.
-    Where they are None, all is looked for. The `whole` pipeline takes so many seconds without a budget. Raises why
+    Where they are None, all is looked for. `whole` tells the seconds of the pipeline without a budget. Raises why
     there are none.
     """
     if moments is None:
@@ -301,9 +302,9 @@ def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whol
             front += [] if plan is None else [plan]
     if prices and (known := _merged(moments, fronts, budget)) is not None:
         return known, prices
-    priced = _priced_fronts(part, moments, stages, fronts, whole)
+    priced = _priced_fronts(part, moments, stages, fronts, whole())
     found = _merged(moments, fronts, budget)
-    is_hopeless = found is None and priced.bound > HOPELESS * whole
+    is_hopeless = found is None and priced.bound > HOPELESS * whole()
     if not is_hopeless and (found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound)):
         found = _shared(part, moments, stages, fronts, priced.plans or free)
     if not found:
