@@ -117,6 +117,7 @@ class CutPlanes:
         stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
+        is_settled   whether a cut that seems best has a blend before it counts, where bytes have prices
     """
 
     problem: CutProblem
@@ -139,6 +140,7 @@ class CutPlanes:
     stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
+    is_settled: bool = False
 
     @cached_property
     def told(self) -> KnownTerms:
@@ -319,7 +321,15 @@ class CutPlanes:
             self.add(path)
             self.add_priced(cut)
         if cut not in self.seen and (not self.seen or self._likely(cut) < self.seen[self.best]):
+            if self.is_settled and self.problem.priced:
+                self.blend_at(cut)
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
+
+    def settle(self) -> None:
+        """Finds the blend of the best cut, where bytes have prices, until that is still the best; and of later ones."""
+        while self.problem.priced and self.blend_at(self.best):
+            self.seen[self.best] = self._likely(self.best)
+        self.is_settled = True
 
     @cached_property
     def listed(self) -> dict[tuple[int, ...], float]:

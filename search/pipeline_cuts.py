@@ -126,6 +126,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     for cut in (*starts, search.even(box)):
         search.evaluate(cut)
     search.improve(search.best)
+    search.settle()
     singles: list[Mixture] = []
     for _ in range(2):
         if not box.empty:
@@ -269,7 +270,7 @@ class _Tree:
                     heapq.heappush(heap, (child.bound, next(order), child))
         left = heap[0][0] if heap else math.inf
         self.last = heap[0][2] if heap else self.last
-        self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest(self.weakest)
+        self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest()
         return min(self.search.goal, self.closed, left)
 
     def _left(self, node: _Node, before: DividedBox | None) -> list[_Node]:
@@ -302,12 +303,15 @@ class _Tree:
             return []
         return [(g, (stages, (0, most))), (g, (stages, (most + 1, node.box.blocks)))]
 
-    def _greatest(self, cut: tuple[int, ...]) -> PathBound | None:
-        """The blend that says most of a cut, if no path says more."""
-        if not cut or self.closed >= self.search.goal:
-            return None
+    def _greatest(self) -> PathBound | None:
+        """The blend that says most of the cut which decides the bound; None where a path does, or the bound is met.
+
+        Where bytes have prices, what says most counts in any case: more can be learned of it.
+        """
+        is_met, has_prices = self.closed >= self.search.goal, bool(self.search.problem.priced)
+        cut = self.search.best if is_met else self.weakest
         path = self.search.paths[int(self.search.at([cut])[:, 0].argmax())]
-        return None if path.path else path
+        return path if has_prices or not (is_met or path.path) else None
 
     def proof(self) -> CutNode:
         """The tree as a proof."""

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise, permutations, product
 from math import inf
 
@@ -10,23 +11,34 @@ import pytest
 import torch
 import zoo
 from every_pipeline import Chain
+from sampling import parametrize_or_slow
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Flight
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
+from autoddl.cost_models.timelines.pipeline_bounds import closed_paths
+from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines import pipeline_candidate, rank_memory
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import beside
+from autoddl.planner.pipelines.joint_stages import filled_bubbles
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
-from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, rank_peak, roomier
+from autoddl.planner.pipelines.rank_memory import (
+    fitting_plans,
+    lost_seconds,
+    price_of_bytes,
+    rank_peak,
+    roomier,
+    unit_prices,
+)
 from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
-from autoddl.planner.pipelines.staged_steps import TriedCut
+from autoddl.planner.pipelines.staged_steps import TriedCut, simulated_cut
 from autoddl.planner.task import task_of
 from autoddl.schedule.stage_bytes import alone_bytes, rank_peak_bytes
 
@@ -161,6 +173,77 @@ def test_a_stage_may_have_what_the_others_of_its_rank_leave() -> None:
     assert found[1] == most[1] and sizes[0] < sizes[1] < sizes[2]
     part.task = replace(part.task, budget=rank_peak_bytes([least, most[1]], moments))
     assert rank_memory._filled(part, moments, stages, fronts, [least, most[1]]) == [least, most[1]], "nothing is left"
+
+
+def _pair(part_of_bytes: float) -> tuple[StageParts, Staged]:
+    """GPT-2 of eight layers on two ranks, with two stages of two blocks each, and so much of what it takes freely."""
+    model, sample = zoo.named("gpt2", layers=8, B=16)
+    options = replace(ONE_AXIS, recompute=("search",))
+    task = task_of(model, "examples/clusters/laptop.yaml", sample, options, "gpt2", None)
+    places = places_of(task.variant(4).original, ())
+
+    def made(budget: float) -> StageParts:
+        return StageParts(replace(task, budget=budget), 4, 2, 4, places, generate("interleaved:2", 2, 4).placement)
+
+    free, cut = made(inf), (3, 5, 7)
+    staged = free.staged("interleaved:2", cut)
+    plans = [free.freely_planned(*one) for one in zip(cut_graph(free.graph, staged.cuts), staged.flights, strict=True)]
+    return made(part_of_bytes * rank_peak(free, staged, plans)), staged
+
+
+@parametrize_or_slow("part_of_bytes", [0.85], [0.95, 0.75])
+def test_some_blocks_of_a_stage_run_again_where_a_rank_has_room_for_the_others(part_of_bytes: float) -> None:
+    """As fast as the best of all levels of all blocks, with the layouts that stages have without a budget."""
+    part, staged = _pair(part_of_bytes)
+    graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
+    found = fitting_plans(part, staged, graphs, flights)
+    assert rank_peak(part, staged, found) <= part.task.budget
+    for rank in range(2):
+        every = list[list[Plan]]()
+        for s in (rank, rank + 2):
+            free = part._freely(graphs[s], part._key(graphs[s]), flights[s])[1]
+            blocks = part._policies(graphs[s], free.candidate)
+            assert blocks == 2
+            every.append([part.plan_of_choice(graphs[s], flights[s], free.candidate, (
+                *levels, *free.solution.choice[blocks:])) for levels in product(range(3), repeat=blocks)])
+        best = min(sum(plan.predicted.seconds for plan in plans) for plans in product(*every)
+                   if rank_peak_bytes(plans, staged.moments[rank]) <= part.task.budget)
+        assert sum(found[s].predicted.seconds for s in (rank, rank + 2)) <= best * 1.002
+    plans, seconds = filled_bubbles(part, staged, found)
+    assert rank_peak(part, staged, plans) <= part.task.budget
+    cut = (3, 5, 7)
+    now, before = (simulated_cut(part.task.cluster, some, staged, part.graph, cut).seconds for some in (plans, found))
+    assert now == seconds <= before
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_price_that_says_most_is_found_without_every_price(seed: int) -> None:
+    """What stages take at least is the least of lines in the price: each plan has its seconds, and bytes too many."""
+    rng = random.Random(seed)
+    lines = [(rng.uniform(1, 9), rng.uniform(-1, 3)) for _ in range(8)] + [(9.0, -1.0)]
+    asked = list[float]()
+
+    def told(price: float) -> float:
+        asked.append(price)
+        return min(seconds + over * price for seconds, over in lines)
+
+    every = [rank_memory._fine(k) for k in range(-24, 17)]
+    for first in (every[0], every[20], every[-1]):
+        found = rank_memory._dearest(cache(told), first, (every[0], every[-1]))
+        assert told(found) == pytest.approx(max(map(told, every)))
+        assert found in every
+    assert rank_memory._dearest(lambda price: -price, every[20], (every[0], every[-1])) == every[0]
+
+
+def test_a_rank_with_room_has_no_price_and_a_full_one_that_which_says_most() -> None:
+    for part_of_bytes, has_price in ((1.3, False), (0.6, True)):
+        part, staged = _pair(part_of_bytes)
+        found = unit_prices(part, staged.flights, closed_paths(staged.schedule(), ONCE), 0.012)
+        assert bool(found) == has_price
+        for one in found:
+            values = [rank_memory._learned(part, staged.flights, one.stages, one.weights, one.price * times)
+                      for times in (0.5, 1.0, 2.0)]
+            assert values[1] >= max(values)
 
 
 def _tried(part: StageParts, share: int, stage: tuple[StageGraph, Flight]) -> Plan | None:

@@ -36,6 +36,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,7 +47,7 @@ from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
-from autoddl.planner.pipelines.solved_stages import OutOfTime
+from autoddl.planner.pipelines.solved_stages import Made, OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_ports import StageMessages
 from autoddl.planner.pipelines.staged import Staged
@@ -54,7 +55,7 @@ from autoddl.planner.pipelines.staged_steps import alone_seconds, stage_times
 from autoddl.planner.pipelines.stored_once import bytes_twice, together_bytes
 from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
-from autoddl.schedule.stage_bytes import resting_bytes
+from autoddl.schedule.stage_bytes import alone_bytes, at_moments, resting_bytes
 from autoddl.schedule.stage_lanes import stored_apart
 from autoddl.search.cut_planes import best_priced, blended
 from autoddl.search.path_tables import Blend
@@ -79,6 +80,9 @@ RISES = 1e-4
 
 DIGITS = 6
 """Decimals of the counts of a blend of which something is known."""
+
+DRAWN = 4
+"""Times that plans between two are drawn, at most."""
 
 MIXED = 0.1
 """Part of the counts of a stage that are those of a stage alone."""
@@ -124,38 +128,112 @@ def improved(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[t
     return best.plans, best.seconds
 
 
+class _Option(NamedTuple):
+    """A plan that a stage may have.
+
+        plan     itself; of one that is not drawn one with its layouts
+        seconds  of the stage alone
+        nbytes   at every moment of its rank
+        made     what makes a plan that is not drawn
+    """
+
+    plan: Plan
+    seconds: StageSeconds
+    nbytes: Array
+    made: Made | None = None
+
+
 def filled_bubbles(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> tuple[tuple[Plan, ...], float]:
     """(plans of the stages, seconds of the pipeline), no slower than those given, by few searches.
 
-    Every stage has the best of some plans, one stage after another, again while that is faster. These are the fastest
-    where what bubbles may hide counts for less (`HIDDEN`). Stages that are alike are searched once.
+    Every stage has the best of some plans, one stage after another, again while that is faster. Some are the fastest
+    where what bubbles may hide counts for less (`HIDDEN`). Others lie between two that are known: they compute some of
+    their blocks again, and are drawn where they are chosen. Stages that are alike are searched once.
     """
     graphs = cut_graph(part.graph, staged.cuts)
     best = _joint(part, staged, tuple(plans), graphs)
-    menus = [_menu(part, staged, s, graph) for s, graph in enumerate(graphs)]
-    for _ in range(ROUNDS):
-        before = best.seconds
-        for s, menu in enumerate(menus):
-            for plan, alone in menu:
-                stages = (*best.stages[:s], alone, *best.stages[s + 1:])
-                plans = (*best.plans[:s], plan, *best.plans[s + 1:])
-                if best.path.seconds(stages, best.transfers) < best.seconds and _fit(part, staged, plans, graphs):
-                    best = min(best, _joint(part, staged, plans, graphs, best), key=lambda one: one.seconds)
-        if best.seconds > before * (1 - part.task.options.tolerance) or part.late():
+    menus = [_menu(part, staged, s, graph, best) for s, graph in enumerate(graphs)]
+    for _ in range(DRAWN):
+        chosen, undrawn = _descended(part, staged, best, menus, graphs), False
+        for s, k in enumerate(chosen):
+            made = menus[s][k].made
+            if made is not None:
+                undrawn, plan = True, part.on(s).plan_of_choice(graphs[s], staged.flights[s], *made)
+                menus[s][k] = _option(part, staged, s, graphs[s], plan)
+        now = _joint(part, staged, tuple(menus[s][k].plan for s, k in enumerate(chosen)), graphs, best)
+        if now.seconds < best.seconds and _fit(part, staged, now.plans, graphs):
+            best = now
+        if not undrawn or part.late():
             break
     return best.plans, best.seconds
 
 
-def _menu(part: StageParts, staged: Staged, s: int, graph: StageGraph) -> list[tuple[Plan, StageSeconds]]:
-    """Plans of a stage, with their seconds, that are fastest where what bubbles may hide counts for less."""
-    m, found = part.each, list[tuple[Plan, StageSeconds]]()
-    for late, once in HIDDEN:
-        if late == 1 or staged.splits:
-            with suppress(Infeasible, InputError, OutOfTime):
-                plan = part.on(s).freely_counted(graph, staged.flights[s], Counts(m, m, once, once, 1.0, late * m))
-                found += [] if plan is None else [
-                    (plan, alone_seconds(part.task.cluster, plan, staged, graph, s))]
+def _menu(part: StageParts, staged: Staged, s: int, graph: StageGraph, best: _Joint) -> list[_Option]:
+    """Plans of a stage: that which it has, those fastest where bubbles hide some, and those between others."""
+    m, on, flight = part.each, part.on(s), staged.flights[s]
+    found = [_option(part, staged, s, graph, best.plans[s])]
+    with suppress(Infeasible, InputError, OutOfTime):
+        for late, once in HIDDEN:
+            plan = on.freely_counted(graph, flight, Counts(m, m, once, once, 1.0, late * m)
+                                     ) if late == 1 or staged.splits else None
+            found += [] if plan is None else [_option(part, staged, s, graph, plan)]
+        for line in on.between(graph, flight, on.known_prices(graph, flight), roughly=True) if part.shares else ():
+            more, less = (_option(part, staged, s, graph, on.plan_of_choice(graph, flight, *one))
+                          for one in (line[0], line[-1]))
+            found += [more, less, *(_mixed(more, less, k / (len(line) - 1), line[k]) for k in range(1, len(line) - 1))]
     return found
+
+
+def _option(part: StageParts, staged: Staged, s: int, graph: StageGraph, plan: Plan) -> _Option:
+    moments = staged.moments.get(staged.placement[s])
+    nbytes = np.array([alone_bytes(plan, staged.flights[s])]) if moments is None else at_moments(
+        [plan], moments, moments.stages.index(s))[0]
+    return _Option(plan, alone_seconds(part.task.cluster, plan, staged, graph, s), nbytes)
+
+
+def _mixed(more: _Option, less: _Option, way: float, made: Made) -> _Option:
+    """What a plan takes about that lies some part of the way from one to another."""
+    return _Option(more.plan, StageSeconds(*(a + way * (b - a) for a, b in zip(more.seconds, less.seconds,
+                                                                             strict=True))),
+                   more.nbytes + way * (less.nbytes - more.nbytes), made)
+
+
+def _descended(part: StageParts, staged: Staged, first: _Joint, menus: Sequence[Sequence[_Option]],
+               graphs: Sequence[StageGraph]) -> list[int]:
+    """By stage, the number of its option: one after another takes that with which the pipeline is fastest.
+
+    Where a rank is too full then, another of its stages takes its fastest option that fits.
+    """
+    best, chosen = first, [0] * len(menus)
+    for _ in range(ROUNDS):
+        before = best.seconds
+        for s in range(len(menus)):
+            for change in [one for k in range(len(menus[s])) for one in _changes(part, staged, menus, chosen, s, k)]:
+                options = [menus[i][change.get(i, k)] for i, k in enumerate(chosen)]
+                stages = [options[i].seconds if i in change else one for i, one in enumerate(best.stages)]
+                plans = tuple(one.plan for one in options)
+                if best.path.seconds(stages, best.transfers) < best.seconds and stored_apart(
+                        plans, graphs, staged.placement) is None:
+                    now = _joint(part, staged, plans, graphs, alone=[one.seconds for one in options])
+                    if now.seconds < best.seconds:
+                        best, chosen = now, [change.get(i, k) for i, k in enumerate(chosen)]
+        if best.seconds > before * (1 - part.task.options.tolerance / 4) or part.late():
+            break
+    return chosen
+
+
+def _changes(part: StageParts, staged: Staged, menus: Sequence[Sequence[_Option]], chosen: Sequence[int], s: int,
+             k: int) -> Iterator[dict[int, int]]:
+    """Yields option k of stage s, alone or with another of a stage of its rank: by stage, so that all fit the rank."""
+    mine = [i for i, place in enumerate(staged.placement) if place == staged.placement[s]]
+    room = part.task.budget - menus[s][k].nbytes - sum(menus[i][chosen[i]].nbytes for i in mine if i != s)
+    if (room >= 0).all():
+        yield {s: k}
+    for i in (i for i in mine if i != s):
+        fits = [n for n, one in enumerate(menus[i]) if (one.nbytes <= room + menus[i][chosen[i]].nbytes).all()]
+        fast = min(fits, key=lambda n: sum(menus[i][n].seconds[:3]), default=chosen[i])
+        if fast != chosen[i]:
+            yield {s: k, i: fast}
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +353,10 @@ def _waits(seen: Sequence[PathBound]) -> Iterator[Waits]:
 
 
 def _joint(part: StageParts, staged: Staged, plans: tuple[Plan, ...], graphs: Sequence[StageGraph],
-           known: _Joint | None = None) -> _Joint:
-    """The pipeline of these plans; that with some of them may be known."""
+           known: _Joint | None = None, alone: Sequence[StageSeconds] = ()) -> _Joint:
+    """The pipeline of these plans; that with some of them, or the seconds of stages `alone`, may be known."""
     cluster = part.task.cluster
-    alone = tuple(known.alone[s] if known and plan is known.plans[s] else
+    alone = tuple(alone) or tuple(known.alone[s] if known and plan is known.plans[s] else
                   alone_seconds(cluster, plan, staged, graphs[s], s) for s, plan in enumerate(plans))
     seconds, between = stage_times(cluster, plans, staged, part.graph, alone)
     makespan, path = critical_path(staged.schedule(), seconds, between)

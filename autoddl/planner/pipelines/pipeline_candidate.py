@@ -43,6 +43,7 @@ from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import (
+    blend_prices,
     rank_peak,
     rank_prices,
     roomier,
@@ -277,7 +278,19 @@ class CutSearch:
             with self._timed("boxes"):
                 answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
             answer = self._more_boxes(answer) if self.rounds else answer
-            self._learn_blend(answer)
+            answer = self._priced_blends(answer)
+        return answer
+
+    def _priced_blends(self, answer: CutSolution | None) -> CutSolution | None:
+        """Makes known what the blend of an answer says, with bytes at their prices; again while the bound rises so."""
+        for _ in range(TURNS):
+            before, new = self.bound, self._learn_blend(answer, priced=self.rounds > 0)
+            if not (new and self.rounds and self.prices) or self.is_closed or self.late():
+                break
+            with self._timed("boxes"):
+                answer = self._least_known(self._effort) or answer
+            if self.bound <= before * (1 + self._tolerance / 4):
+                break
         return answer
 
     def _more_boxes(self, answer: CutSolution | None) -> CutSolution | None:
@@ -317,13 +330,20 @@ class CutSearch:
     def _least_known(self, effort: int) -> CutSolution | None:
         return self._least(self._problem, self._tolerance, effort)
 
-    def _learn_blend(self, answer: CutSolution | None) -> bool:
-        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
+    def _learn_blend(self, answer: CutSolution | None, *, priced: bool = False) -> bool:
+        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any.
+
+        With bytes `priced` it learns that under the best prices too, of ranks whose bytes have one.
+        """
         new = False
         if answer is not None and answer.blend is not None and not self.is_closed:
             with suppress(OutOfTime):
                 for s, counts in enumerate(answer.blend.stages):
                     new = self.part.on(s).learn_direction(s, counts) or new
+                more = blend_prices(self.part, self.flights, self.part.cut_of(answer.weakest), answer.blend,
+                                    self.prices) if priced else []
+                self.prices += more
+                new = bool(more) or new
         return new
 
     def _begin(self, closer: bool) -> None:

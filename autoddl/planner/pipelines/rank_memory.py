@@ -1,8 +1,9 @@
 """Plans the stages of a rank together, so that they fit its memory.
 
-A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). The plans on the
-way are merged, and where the bound at the best price leaves a gap, the budget is divided by it. Prices find corners of
-fronts, so bytes may be left. Then a stage that is slower than need be is searched with all that the others leave.
+A byte has one price for all stages of a rank. It rises or falls until they just fit (`shared_budget`). Prices find
+corners of fronts, so bytes may be left: at one price all blocks of a stage run again, and at the next none. Plans
+between, in which some do, fill the rank. All are merged. Where the bound at the best price still leaves a gap, the
+budget is divided by it. Then a stage that is slower than need be is searched with all that the others leave.
 
 The first plans of a cut are made roughly. Then the prices between which the fullest rank fits serve all ranks. What was
 found of stages with more in flight serves those with fewer. The same prices bound every pipeline cut so
@@ -25,8 +26,8 @@ from autoddl.core.pipeline_cuts import PathBound
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, check_parameters, cut_graph
 from autoddl.planner.pipelines.joint_stages import SharedPrice, groups_of, priced_groups, stage_weights
-from autoddl.planner.pipelines.shared_budget import EVEN, least_together, moved, shares_of
-from autoddl.planner.pipelines.solved_stages import OutOfTime
+from autoddl.planner.pipelines.shared_budget import EVEN, Point, least_together, moved, shares_of
+from autoddl.planner.pipelines.solved_stages import Made, OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import simulated, stage_times
@@ -34,8 +35,8 @@ from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.schedule.stage_bytes import alone_bytes, at_moments, rank_peak_bytes, resting_bytes
 
-__all__ = ["fitting_plans", "lost_seconds", "price_of_bytes", "rank_peak", "rank_prices", "roomier", "roomier_cuts",
-           "unit_prices"]
+__all__ = ["blend_prices", "fitting_plans", "lost_seconds", "price_of_bytes", "rank_peak", "rank_prices", "roomier",
+           "roomier_cuts", "unit_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -46,11 +47,23 @@ FARTHER = 4
 PRICES = 9
 """Prices that are tried for the stages of a rank."""
 
-BUDGETS = (0.05, 0.3, 1.0, 4.0)
-"""Prices of a whole budget, in steps, under which units are searched."""
+FINE = 2**0.25
+"""The factor between two prices of a byte under which units are searched."""
 
-ROOM = 0.2
-"""The part of a rank's budget that equal stages may leave, and its bytes still matter to other cuts."""
+COARSE = 4
+"""The first steps between prices."""
+
+NEAR = 4.0
+"""The factor by which prices may be beside that of equal stages where seconds count otherwise."""
+
+LEAST, MOST = 1 / 50, 4.0
+"""The least and the greatest price of a whole budget under which units are searched, in times of a step."""
+
+GAIN = 0.005
+"""The part of a step by which a price raises what equal stages take, or it is left out: it takes time."""
+
+MOST_PRICES = 48
+"""Prices of bytes by what units take, at most."""
 
 GUESS = 0.1
 """The first price of the whole budget, in seconds of the stages."""
@@ -70,6 +83,9 @@ MOVES = 6
 FINER = 8
 """Parts of a share of the budget in which what other stages leave is told."""
 
+MIXES = 6
+"""Times that plans are drawn which compute again some of the blocks in which others differ."""
+
 DIVISIONS = 3
 """Divisions of a rank's budget among its stages that are tried for a cut."""
 
@@ -86,11 +102,11 @@ def fitting_plans(part: StageParts, staged: Staged, graphs: Sequence[StageGraph]
     check_parameters(graphs, staged.placement)
     plans: list[Plan | None] = [None] * staged.stages
     groups = [[s for s, place in enumerate(staged.placement) if place == at] for at in sorted(set(staged.placement))]
-    prices: tuple[float, ...] | None = () if roughly and part.shares else None
+    prices = tuple[float, ...]()
     whole = cache(partial(_whole, part, staged, graphs, flights))
     for mine in sorted(groups, key=lambda group: sum(flights[s].in_flight for s in group), reverse=roughly):
         found, prices = _sharing(part.on(mine[0]), staged.moments.get(staged.placement[mine[0]]),
-                                 [(graphs[s], flights[s]) for s in mine], whole, prices)
+                                 [(graphs[s], flights[s]) for s in mine], whole, prices, roughly)
         for s, plan in zip(mine, found, strict=True):
             plans[s] = plan
     made = agreed(part, staged, [plan for plan in plans if plan is not None], graphs, flights)
@@ -225,38 +241,88 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
                 ) -> list[SharedPrice]:
     """Prices of bytes for the stages of every rank, counted as on its busiest path, by what their units take at least.
 
-    A whole budget costs parts and times of `seconds`, about those of a step. A rank has no dearer price where equal
-    stages leave `ROOM` of its budget. There are none where units do not tell, or parts of the cluster differ.
+    Under the price of a rank equal stages take most. It has none where that is hardly more than with next to none.
+    `seconds` are about those of a step. There are none where units do not tell, or parts of the cluster differ.
     """
     found = list[SharedPrice]()
     if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
         return found
     groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
-    groups = [group for group in groups if len(group) == 1 or all(flights[s].most for s in group)]
-    left = {group: (tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group), -inf)
-            for group in groups for path in _busiest(paths, group)}
-    for last, times in pairwise((0.0, *BUDGETS)):
-        for group, (weights, before) in [*left.items()]:
-            one = SharedPrice(group, weights, float(f"{times * seconds / part.task.budget:.6g}"))
-            now = _learned(part, flights, one)
-            if now < before - ROOM * (times - last) * seconds:
-                del left[group]
-                continue
-            found += [one] if last else []
-            left[group] = weights, now
+    for group in (one for one in groups if len(one) == 1 or all(flights[s].most for s in one)):
+        for path in _busiest(paths, group):
+            weights = tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group)
+            told = cache(partial(_learned, part, flights, group, weights))
+            least, most = (_fine(log(times * seconds / part.task.budget, FINE)) for times in (LEAST, MOST))
+            price = _dearest(told, least, (least, most))
+            found += [SharedPrice(group, weights, price)] if told(price) > told(least) + GAIN * seconds else []
     return found
 
 
-def _learned(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> float:
+def blend_prices(part: StageParts, flights: Sequence[Flight], cut: Sequence[int], blend: PathBound,
+                 known: Sequence[SharedPrice]) -> list[SharedPrice]:
+    """Prices of bytes that are new, for stages of ranks of which some are known, counted as in a blend of paths.
+
+    Each is that under which the stages of a cut take most, by what their units take at least. There are at most
+    `MOST_PRICES`, with those that are known.
+    """
+    ends, found = list(pairwise((0, *cut, part.units))), list[SharedPrice]()
+    near = {one.stages: one.price for one in known}
+    for group, first in near.items():
+        most = max(max(blend.stages[s][:6]) for s in group)
+        weights = tuple((*part.rounded(blend.stages[s], most), 0.0, 0.0) for s in group) if most > 0 else ()
+        told, least = cache(partial(_taken, part, flights, ends, group, weights)), _fine(log(first / NEAR, FINE))
+        one = SharedPrice(group, weights, _dearest(told, first, (least, first * NEAR)) if weights else 0.0)
+        if one.price > least and one not in known:
+            found.append(one)
+    return found[:max(0, MOST_PRICES - len(known))]
+
+
+def _fine(exponent: float) -> float:
+    """The power of FINE next to some exponent, with six digits."""
+    return float(f"{FINE ** round(exponent):.6g}")
+
+
+def _dearest(told: Callable[[float], float], price: float, within: tuple[float, float]) -> float:
+    """The price, of powers of FINE within some, at which what is told of it is greatest, looked for from some on.
+
+    It is concave in the price.
+    """
+    at, low, high = (round(log(one, FINE)) for one in (price, *within))
+
+    def value(k: int) -> float:
+        return told(_fine(k)) if low <= k <= high else -inf
+
+    step = COARSE
+    while step:
+        other = max(at - step, at + step, key=value)
+        if value(other) > value(at):
+            at = other
+        else:
+            step //= 2
+    return _fine(at)
+
+
+def _learned(part: StageParts, flights: Sequence[Flight], group: Sequence[int],
+             weights: Sequence[tuple[float, ...]], price: float) -> float:
     """Seconds that equal stages of a rank take at least under a price of bytes; units are searched for it.
 
     Of microbatches in flight these are the least and the most of all stages that have several, and one.
     """
-    ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -one.price * part.task.budget
-    for s, weights in zip(one.stages, one.weights, strict=True):
+    ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -price * part.task.budget
+    for s, counts in zip(group, weights, strict=True):
         for at in _ends(flights, flights[s]):
-            part.learn_turns(s, at, weights, one.price)
-        total += float(part.priced(flights[s], weights, one.price)[ends[s], ends[s + 1]])
+            part.learn_turns(s, at, counts, price)
+        total += float(part.priced(flights[s], counts, price)[ends[s], ends[s + 1]])
+    return total
+
+
+def _taken(part: StageParts, flights: Sequence[Flight], ends: Sequence[tuple[int, int]], group: Sequence[int],
+           weights: Sequence[tuple[float, ...]], price: float) -> float:
+    """Seconds that stages of a rank take at least between these places under a price of bytes; units are searched."""
+    total = -price * part.task.budget
+    for s, counts in zip(group, weights, strict=True):
+        part.learn_turns(s, flights[s], counts, price)
+        total += float(part.priced(flights[s], counts, price)[ends[s]])
     return total
 
 
@@ -283,12 +349,12 @@ def _busiest(paths: Sequence[PathBound], group: Sequence[int]) -> list[PathBound
 
 
 def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whole: Callable[[], float],
-             prices: tuple[float, ...] | None = None) -> tuple[Sequence[Plan], tuple[float, ...] | None]:
+             prices: tuple[float, ...] = (), roughly: bool = False) -> tuple[Sequence[Plan], tuple[float, ...]]:
     """(the plans of the stages of one part, the fastest of those met that fit its ranks together; prices of a byte).
 
-    The `prices` are those between which a fuller rank fits, none where there was none: plans under these are taken.
-    Where they are None, all is looked for. `whole` tells the seconds of the pipeline without a budget. Raises why
-    there are none.
+    The `prices` are those between which another rank fits, none where there was none: the search begins with them.
+    Found `roughly`, plans under these are taken where they fit. `whole` tells the seconds of the pipeline without a
+    budget. Raises why there are none.
     """
     if moments is None:
         return [part.planned(*stages[0])], prices
@@ -296,23 +362,36 @@ def _sharing(part: StageParts, moments: RankMoments | None, stages: Stages, whol
     if rank_peak_bytes(free, moments) <= budget:
         return free, prices
     fronts = [[plan] for plan in free]
-    for price in prices or ():
-        for front, stage in zip(fronts, stages, strict=True):
-            plan = part.planned_for(*stage, price, roughly=True)[0]
-            front += [] if plan is None else [plan]
-    if prices and (known := _merged(moments, fronts, budget)) is not None:
+    if roughly and (known := _met(part, moments, stages, fronts, prices)) is not None:
         return known, prices
-    priced = _priced_fronts(part, moments, stages, fronts, whole())
+    priced = _priced_fronts(part, moments, stages, fronts, whole(), prices)
+    _mix(part, moments, stages, fronts, priced.around)
     found = _merged(moments, fronts, budget)
     is_hopeless = found is None and priced.bound > HOPELESS * whole()
-    if not is_hopeless and (found is None or (prices is None and _seconds(found) * (1 - ROUGH) > priced.bound)):
+    is_close = found is not None and _seconds(found) * (1 - ROUGH) <= priced.bound
+    if not is_hopeless and not is_close and (found is None or not roughly):
         found = _shared(part, moments, stages, fronts, priced.plans or free)
     if not found:
         least = rank_peak_bytes([min(front, key=lambda plan: alone_bytes(plan, flight)) for front, (_, flight)
                                  in zip(fronts, stages, strict=True)], moments)
         raise Infeasible(least, budget, "stages that run on the same ranks need more together: cut elsewhere, take "
                          "more stages or microbatches, or 1f1b")
-    return (_filled(part, moments, stages, fronts, found), None) if prices is None else (found, priced.around)
+    return (found if is_close or roughly else _filled(part, moments, stages, fronts, found)), priced.around
+
+
+def _met(part: StageParts, moments: RankMoments, stages: Stages, fronts: list[list[Plan]], prices: Sequence[float]
+         ) -> list[Plan] | None:
+    """The fastest plans of stages that fit together, of those under these prices of bytes; None where none do.
+
+    They are those of stages with more in flight, where there are some. All are added to the fronts.
+    """
+    for price in prices:
+        for front, stage in zip(fronts, stages, strict=True):
+            plan = part.planned_for(*stage, price, roughly=True)[0]
+            front += [] if plan is None else [plan]
+    if prices:
+        _mix(part, moments, stages, fronts, prices, roughly=True)
+    return _merged(moments, fronts, part.task.budget) if prices else None
 
 
 class _Priced(NamedTuple):
@@ -329,13 +408,15 @@ class _Priced(NamedTuple):
 
 
 def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages, fronts: list[list[Plan]],
-                   whole: float) -> _Priced:
+                   whole: float, prices: Sequence[float] = ()) -> _Priced:
     """The best price for the stages of a rank, of powers of STEP; the plans on the way are added to the fronts.
 
-    Each stage pays for its bytes while it runs, and one runs at a time: what is counted too often is given back.
+    It is looked for from the first of some `prices` on, by ever more steps until one is too high and one too low. Each
+    stage pays for its bytes while it runs, and one runs at a time: what is counted too often is given back.
     """
     budget, best, near = part.task.budget, (0.0, 0.0), list[Plan]()
-    low, high, at = -inf, inf, round(log(GUESS * _seconds([front[0] for front in fronts]) / budget, STEP))
+    low, high, first = -inf, inf, GUESS * _seconds([front[0] for front in fronts]) / budget
+    at, steps = round(log(prices[0] if prices else first, STEP)), 1 if prices else FARTHER
     for _ in range(PRICES):
         price = _power(at)
         made = [part.planned_for(*stage, price) for stage in stages]
@@ -354,7 +435,8 @@ def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages
             high, near = at, plans
         if high - low <= 1:
             break
-        at = at + FARTHER if high == inf else at - FARTHER if low == -inf else int(low + high) // 2
+        at = at + steps if high == inf else at - steps if low == -inf else int(low + high) // 2
+        steps = min(2 * steps, FARTHER)
     return _Priced(*best, tuple([_power(int(exponent)) for exponent in (high, low) if abs(exponent) < inf]), near)
 
 
@@ -372,9 +454,42 @@ def _counted_twice(moments: RankMoments | None, stages: Stages, plans: Sequence[
 def _merged(moments: RankMoments | None, fronts: Sequence[Sequence[Plan]], budget: float) -> list[Plan] | None:
     """The plans of the least seconds together that fit, one of each front; None where none fit."""
     assert moments is not None, "a rank with several stages has moments"
-    chosen = least_together([[(one.predicted.seconds, nbytes) for one, nbytes in zip(front, at_moments(
-        front, moments, i), strict=True)] for i, front in enumerate(fronts)], budget)
+    chosen = least_together([_points(front, moments, i) for i, front in enumerate(fronts)], budget)
     return None if chosen is None else [front[k] for front, k in zip(fronts, chosen, strict=True)]
+
+
+def _mix(part: StageParts, moments: RankMoments, stages: Stages, fronts: Sequence[list[Plan]],
+         prices: Sequence[float], roughly: bool = False) -> None:
+    """Adds plans that compute again some of the blocks in which plans under these prices differ: those that serve.
+
+    What they take is about in proportion to these blocks. Those that are fastest together so are drawn.
+    """
+    every = [[line for line in part.between(*stage, prices, roughly=roughly) if len(line) > 1] for stage in stages]
+    ends = [[[part.plan_of_choice(*stage, *line[at]) for at in (0, -1)] for line in lines]
+            for stage, lines in zip(stages, every, strict=True)]
+    points = [_points(front, moments, i) for i, front in enumerate(fronts)]
+    made: list[list[Made | None]] = [[None] * len(front) for front in fronts]
+    for i, (lines, pairs) in enumerate(zip(every, ends, strict=True)):
+        for line, pair in zip(lines, pairs, strict=True):
+            more, less = _points(pair, moments, i)
+            for k in range(1, len(line) - 1):
+                x = k / (len(line) - 1)
+                points[i].append((more[0] + x * (less[0] - more[0]), more[1] + x * (less[1] - more[1])))
+                made[i].append(line[k])
+    for _ in range(MIXES):
+        chosen = least_together(points, part.task.budget) or ()
+        new = [(i, k, one) for i, k in enumerate(chosen) if (one := made[i][k]) is not None]
+        for i, k, one in new:
+            plan = part.plan_of_choice(*stages[i], *one)
+            fronts[i].append(plan)
+            points[i][k], made[i][k] = _points([plan], moments, i)[0], None
+        if not new:
+            break
+
+
+def _points(plans: Sequence[Plan], moments: RankMoments, stage: int) -> list[Point]:
+    return [(plan.predicted.seconds, nbytes) for plan, nbytes in zip(
+        plans, at_moments(plans, moments, stage), strict=True)]
 
 
 def _seconds(plans: Sequence[Plan]) -> float:

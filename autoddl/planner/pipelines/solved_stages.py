@@ -5,9 +5,11 @@ plan does not fit, they are searched under the budget. What is found without one
 in flight. What is found under one that binds is true for that number alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from math import inf
+from typing import Any
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.hubs import add_hubs
@@ -17,7 +19,7 @@ from autoddl.core.problem import Solution
 from autoddl.core.recompute import blocks_of, renamed_policy
 from autoddl.core.stages import RECEIVE, SEND, StageGraph
 from autoddl.planner.assemble import assemble, assemble_choice
-from autoddl.planner.candidates import Candidate, chosen
+from autoddl.planner.candidates import Candidate, chosen, space_of
 from autoddl.planner.mesh_search import Found
 from autoddl.planner.pipelines.stage_plans import finish_stage, search_stage, stage_task
 from autoddl.planner.pipelines.stage_prices import Asking, StagePrices, named_moment
@@ -26,10 +28,17 @@ from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
 from autoddl.schedule.stage_bytes import alone_bytes
 
-__all__ = ["ANY", "ONE", "SEVERAL", "OutOfTime", "SolvedStage", "SolvedStages"]
+__all__ = ["ANY", "ONE", "SEVERAL", "Made", "OutOfTime", "SolvedStage", "SolvedStages"]
+
+Made = tuple[Candidate, tuple[int, ...]]
+"""What makes a plan of a stage: a candidate, and the option of each of its variables."""
 
 ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
+
+
+KEPT = 128
+"""Plans of choices that are kept."""
 
 
 class OutOfTime(Exception):
@@ -68,6 +77,7 @@ class SolvedStages(StageUnits):
         _solved    stages that were solved, by structure and microbatches in flight
         _free      plans of stages without a budget, by structure and whether gathered weights stay
         _drawn     their plans, by structure, flight, and the names of the first op and of those that send or receive
+        _made      the last plans of choices, by the same and what makes them
         _counted_freely  stages without a budget whose seconds count otherwise, by structure, as in `_free`, and counts
         _prices    what is known of stages whose bytes have a price
     """
@@ -75,6 +85,7 @@ class SolvedStages(StageUnits):
     _solved: dict[tuple[str, Flight], SolvedStage] = field(default_factory=dict)
     _free: dict[tuple[str, bool], tuple[StageGraph, Found]] = field(default_factory=dict)
     _drawn: dict[tuple[str, Flight, tuple[str, ...]], Plan] = field(default_factory=dict)
+    _made: dict[tuple[Any, ...], Plan] = field(default_factory=dict)
     _counted_freely: dict[tuple[str, bool, Counts], tuple[StageGraph, Found]] = field(default_factory=dict)
     _prices: StagePrices = field(default_factory=StagePrices)
 
@@ -152,12 +163,25 @@ class SolvedStages(StageUnits):
 
     def freely_planned(self, graph: StageGraph, flight: Flight) -> Plan:
         """The plan of a stage without a budget."""
-        key, ops = self._key(graph), graph.graph.ops
-        at = key, flight, (ops[0].name, *(op.name for op in ops if op.target in (SEND, RECEIVE)))
+        at = self._named(graph, flight)
         if at not in self._drawn:
-            source, found = self._freely(graph, key, flight)
+            source, found = self._freely(graph, at[0], flight)
             self._drawn[at] = self._plan(source, graph, found, flight)
         return self._drawn[at]
+
+    def _named(self, graph: StageGraph, flight: Flight) -> tuple[str, Flight, tuple[str, ...]]:
+        """The key of the plans of a stage: stages that are alike in all but names have plans of other names."""
+        ops = graph.graph.ops
+        return self._key(graph), flight, (ops[0].name, *(op.name for op in ops if op.target in (SEND, RECEIVE)))
+
+    def _once(self, graph: StageGraph, flight: Flight, made: Made, draw: Callable[[], Plan]) -> Plan:
+        """The plan of a stage with a choice, drawn once while it is among the last."""
+        at = *self._named(graph, flight), *made
+        if at not in self._made:
+            while len(self._made) >= KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[at] = draw()
+        return self._made[at]
 
     def price(self, graph: StageGraph, flight: Flight) -> float:
         """Seconds that a byte more of the budget saves a stage that was solved, about."""
@@ -215,7 +239,36 @@ class SolvedStages(StageUnits):
         if made.candidate is None or made.solution is None:
             return None, made.bound
         found = replace(self._freely(graph, key, flight)[1], candidate=made.candidate, solution=made.solution)
-        return self._plan(source, graph, found, flight), made.bound
+        plan = self._once(graph, flight, (made.candidate, made.solution.choice),
+                          lambda: self._plan(source, graph, found, flight))
+        return plan, made.bound
+
+    def between(self, graph: StageGraph, flight: Flight, prices: Sequence[float], *, roughly: bool = False
+                ) -> list[tuple[Made, ...]]:
+        """By two plans of a stage, what makes the one, those between, and the other: ever fewer blocks run again.
+
+        The plans are those under each of two prices of bytes, which fall, and without a budget. All but the blocks is
+        as in the first. There are some between where both are on one mesh, and the search chose the blocks. `roughly`
+        is that of `planned_for`.
+        """
+        key = self._key(graph)
+        flights = [self._prices.fuller(key, flight, price) if roughly else flight for price in prices]
+        every = [self._prices.alone(self.task, self._asking(graph, at), key, price)[1]
+                 for at, price in zip(flights, prices, strict=True)]
+        known = [(one.candidate, one.solution.choice) for one in every if one.candidate and one.solution]
+        free = self._freely(graph, key, flight)[1]
+        return [tuple((one, choice) for choice in _between(more, less, self._policies(graph, one)))
+                for (one, more), (other, less) in pairwise([*known, (free.candidate, free.solution.choice)])
+                if (one.mesh, one.recompute) == (other.mesh, other.recompute)]
+
+    def known_prices(self, graph: StageGraph, flight: Flight) -> tuple[float, ...]:
+        """The prices of bytes under which a stage was searched, with so many microbatches or more, the highest first.
+        """
+        return self._prices.prices(self._key(graph), flight)
+
+    def _policies(self, graph: StageGraph, candidate: Candidate) -> int:
+        """The blocks of a stage whose level is searched: a choice begins with their levels."""
+        return len(space_of(stage_task(self.task, graph, self.cluster, self.each), candidate).policies.blocks)
 
     def _asking(self, graph: StageGraph, flight: Flight) -> Asking:
         return Asking(graph, self.cluster, self.each, flight.counted, self.within)
@@ -233,7 +286,9 @@ class SolvedStages(StageUnits):
         if solved.found is None:
             assert solved.problem is not None
             raise solved.problem
-        return self._plan_alone(solved, graph, candidate, replace(solved.found.solution, choice=choice), flight)
+        solution = replace(solved.found.solution, choice=choice)
+        return self._once(graph, flight, (candidate, choice),
+                          lambda: self._plan_alone(solved, graph, candidate, solution, flight))
 
     def _plan_alone(self, solved: SolvedStage, graph: StageGraph, candidate: Candidate, solution: Solution,
                     flight: Flight) -> Plan:
@@ -258,6 +313,14 @@ class SolvedStages(StageUnits):
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)
         return finish_stage(task, graph, replace(found, best=one), made)
+
+
+def _between(more: Sequence[int], less: Sequence[int], blocks: int) -> Iterator[tuple[int, ...]]:
+    """Yields the choice `more`, and it with the levels of `less` in ever more of the blocks that differ, from the last.
+    """
+    apart = [k for k in range(blocks) if more[k] != less[k]]
+    for n in range(len(apart) + 1):
+        yield tuple(less[k] if k in apart[len(apart) - n:] else more[k] for k in range(len(more)))
 
 
 def _policy_in(graph: StageGraph, source: StageGraph, policy: str) -> str:

@@ -395,6 +395,10 @@ class StageParts(SolvedStages):
         inner = self._kinds[1:-1]
         return 1 + inner.index(Counter(inner).most_common(1)[0][0]) if inner else None
 
+    def rounded(self, counts: Sequence[float], most: float) -> Weights:
+        """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch."""
+        return tuple(floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6])
+
     def learn_direction(self, s: int, counts: Sequence[float]) -> bool:
         """Makes known what the commonest unit takes where seconds count as those of stage s do in a blend, nearly.
 
@@ -403,8 +407,7 @@ class StageParts(SolvedStages):
         most = max(counts[:6])
         if most <= 0 or self.apart == inf or self._commonest is None:
             return False
-        each = [floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6]]
-        weights = tuple(each)
+        weights = self.rounded(counts, most)
         if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
             return False
         self._directions[weights] = None

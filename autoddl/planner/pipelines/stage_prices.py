@@ -112,9 +112,16 @@ class StagePrices:
 
     def fuller(self, key: str, flight: Flight, price: float) -> Flight:
         """The flight, or the least with more that was searched at this price: what was found there fits here too."""
-        more = [at for name, at, known in self._alone if (name, known) == (key, price)
-                and at.is_several == flight.is_several and all(a >= b for a, b in zip(at[:3], flight[:3], strict=True))]
-        return min(more, default=flight)
+        return min((at for at, known in self._fuller(key, flight) if known == price), default=flight)
+
+    def prices(self, key: str, flight: Flight) -> tuple[float, ...]:
+        """The prices at which one with as many or more was searched, the highest first."""
+        return tuple(sorted({price for _, price in self._fuller(key, flight)}, reverse=True))
+
+    def _fuller(self, key: str, flight: Flight) -> list[tuple[Flight, float]]:
+        """The flights with as many or more, and prices, at which a stage was searched."""
+        return [(at, price) for name, at, price in self._alone if name == key and at.is_several == flight.is_several
+                and all(a >= b for a, b in zip(at[:3], flight[:3], strict=True))]
 
     def alone(self, task: PlanTask, asking: Asking, key: str, price: float) -> tuple[StageGraph, PricedFound]:
         """(a stage that is like this one, its least seconds + price * bytes), whose seconds count as alone."""
