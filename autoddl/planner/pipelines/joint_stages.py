@@ -153,8 +153,9 @@ def filled_bubbles(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> t
     graphs = cut_graph(part.graph, staged.cuts)
     best = _joint(part, staged, tuple(plans), graphs)
     menus = [_menu(part, staged, s, graph, best) for s, graph in enumerate(graphs)]
+    at = [0] * staged.stages
     for _ in range(DRAWN):
-        chosen, undrawn = _descended(part, staged, best, menus, graphs), False
+        chosen, undrawn = _descended(part, staged, best, menus, at, graphs), False
         for s, k in enumerate(chosen):
             made = menus[s][k].made
             if made is not None:
@@ -162,7 +163,7 @@ def filled_bubbles(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> t
                 menus[s][k] = _option(part, staged, s, graphs[s], plan)
         now = _joint(part, staged, tuple(menus[s][k].plan for s, k in enumerate(chosen)), graphs, best)
         if now.seconds < best.seconds and _fit(part, staged, now.plans, graphs):
-            best = now
+            best, at = now, chosen
         if not undrawn or part.late():
             break
     return best.plans, best.seconds
@@ -199,24 +200,27 @@ def _mixed(more: _Option, less: _Option, way: float, made: Made) -> _Option:
 
 
 def _descended(part: StageParts, staged: Staged, first: _Joint, menus: Sequence[Sequence[_Option]],
-               graphs: Sequence[StageGraph]) -> list[int]:
+               at: Sequence[int], graphs: Sequence[StageGraph]) -> list[int]:
     """By stage, the number of its option: one after another takes that with which the pipeline is fastest.
 
-    Where a rank is too full then, another of its stages takes its fastest option that fits.
+    It begins `at` the options of the first pipeline. Where a rank is too full then, another of its stages takes its
+    fastest option that fits.
     """
-    best, chosen = first, [0] * len(menus)
+    best, chosen = first, [*at]
     for _ in range(ROUNDS):
         before = best.seconds
-        for s in range(len(menus)):
-            for change in [one for k in range(len(menus[s])) for one in _changes(part, staged, menus, chosen, s, k)]:
-                options = [menus[i][change.get(i, k)] for i, k in enumerate(chosen)]
+        for s, k in [(s, k) for s, menu in enumerate(menus) for k in range(len(menu))]:
+            for change in _changes(part, staged, menus, chosen, s, k):
+                options = [menus[i][change.get(i, n)] for i, n in enumerate(chosen)]
                 stages = [options[i].seconds if i in change else one for i, one in enumerate(best.stages)]
                 plans = tuple(one.plan for one in options)
-                if best.path.seconds(stages, best.transfers) < best.seconds and stored_apart(
-                        plans, graphs, staged.placement) is None:
-                    now = _joint(part, staged, plans, graphs, alone=[one.seconds for one in options])
-                    if now.seconds < best.seconds:
-                        best, chosen = now, [change.get(i, k) for i, k in enumerate(chosen)]
+                if best.path.seconds(stages, best.transfers) >= best.seconds or stored_apart(
+                        plans, graphs, staged.placement) is not None:
+                    continue
+                now = _joint(part, staged, plans, graphs, alone=[one.seconds for one in options])
+                if now.seconds < best.seconds:
+                    best, chosen = now, [change.get(i, n) for i, n in enumerate(chosen)]
+                    break
         if best.seconds > before * (1 - part.task.options.tolerance / 4) or part.late():
             break
     return chosen
