@@ -117,7 +117,6 @@ class CutPlanes:
         stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
-        is_settled   whether a cut that seems best has a blend before it counts, where bytes have prices
     """
 
     problem: CutProblem
@@ -140,7 +139,6 @@ class CutPlanes:
     stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
-    is_settled: bool = False
 
     @cached_property
     def told(self) -> KnownTerms:
@@ -321,15 +319,22 @@ class CutPlanes:
             self.add(path)
             self.add_priced(cut)
         if cut not in self.seen and (not self.seen or self._likely(cut) < self.seen[self.best]):
-            if self.is_settled and self.problem.priced:
+            if self.closely and self._is_doubtful:
                 self.blend_at(cut)
             self.seen[cut] = self.exact(cut) if self.exact else self._likely(cut)
 
-    def settle(self) -> None:
-        """Finds the blend of the best cut, where bytes have prices, until that is still the best; and of later ones."""
-        while self.problem.priced and self.blend_at(self.best):
+    def settle(self, late: Callable[[], bool]) -> None:
+        """Finds the blend of the best cut, if paths may say too little of it, until that is still the best.
+
+        From then on each that seems best is looked at so before it counts: the goal never rises.
+        """
+        while self._is_doubtful and not late() and self.blend_at(self.best):
             self.seen[self.best] = self._likely(self.best)
-        self.is_settled = True
+
+    @property
+    def _is_doubtful(self) -> bool:
+        """Whether a cut may take more than paths say: where bytes have prices, and nothing tells its exact seconds."""
+        return bool(self.problem.priced) and self.exact is None
 
     @cached_property
     def listed(self) -> dict[tuple[int, ...], float]:

@@ -126,7 +126,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     for cut in (*starts, search.even(box)):
         search.evaluate(cut)
     search.improve(search.best)
-    search.settle()
+    search.settle(late)
     singles: list[Mixture] = []
     for _ in range(2):
         if not box.empty:

@@ -258,7 +258,8 @@ class CutSolution:
         evaluations    the cuts whose exact seconds were asked for, with these
         traces         number of cuts whose critical path was sought
         paths          of those used some that say most, for another search of this schedule
-        blend          the blend of the box that decides the bound; None where no box is left, or none was blended
+        blend          the blend of the box that decides the bound; None where no box is left, or none was blended;
+                       where bytes have prices and no box is left, what says most of the weakest cut
         boxes          how cuts were divided
     """
 

@@ -179,9 +179,8 @@ def _menu(part: StageParts, staged: Staged, s: int, graph: StageGraph, best: _Jo
                                      ) if late == 1 or staged.splits else None
             found += [] if plan is None else [_option(part, staged, s, graph, plan)]
         for line in on.between(graph, flight, on.known_prices(graph, flight), roughly=True) if part.shares else ():
-            more, less = (_option(part, staged, s, graph, on.plan_of_choice(graph, flight, *one))
-                          for one in (line[0], line[-1]))
-            found += [more, less, *(_mixed(more, less, k / (len(line) - 1), line[k]) for k in range(1, len(line) - 1))]
+            more, less = (_option(part, staged, s, graph, plan) for plan in (line.more, line.less))
+            found += [more, less, *(_mixed(more, less, way, made) for way, made in line.ways())]
     return found
 
 

@@ -8,11 +8,11 @@ and the pipeline is simulated. Then more is known, and the bound rises:
     0  before any, units are searched under prices of their bytes, which rule out cuts that leave a rank too little
        (`rank_memory.unit_prices`)
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
-       where they do not fit their ranks so, a cut beside it whose stages do is solved first (`rank_memory.roomier`)
+       where they do not fit their ranks so, a cut beside it whose stages do is solved first (`tried_cuts.roomier`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`), and then the plans of
        its stages are listed, where they are few (`listed_plans`)
     3  it ends where the bound reaches the best pipeline, or nothing is left that raises it; where no plan is known
-       then, cuts near the last are tried, those first that leave most room (`rank_memory.roomier_cuts`)
+       then, cuts near the last are tried, those first that leave most room (`tried_cuts.roomier_cuts`)
     4  where a gap is left, cuts beside the best are tried (`tried_cuts`), and the layouts of the best are chosen
        together. Some such cuts are tried on the way for every bound
 """
@@ -42,16 +42,10 @@ from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
-from autoddl.planner.pipelines.rank_memory import (
-    blend_prices,
-    rank_peak,
-    rank_prices,
-    roomier,
-    unit_prices,
-)
+from autoddl.planner.pipelines.rank_memory import blend_prices, rank_peak, rank_prices, unit_prices
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
-from autoddl.planner.pipelines.tried_cuts import TriedCuts
+from autoddl.planner.pipelines.tried_cuts import TriedCuts, roomier
 from autoddl.planner.process_pool import processor_seconds
 from autoddl.search.path_tables import Blend
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
@@ -79,7 +73,9 @@ FIRST = 3
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
 TURNS = 3
-"""Times that a blend is found of all cuts, and what units take where seconds count so, before anything is solved."""
+"""Times that a blend is found of all cuts, and what units take where seconds count so: before anything is solved, and
+under prices of bytes for every bound.
+"""
 
 FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into before any plan is known, and for each bound then.
@@ -278,17 +274,20 @@ class CutSearch:
             with self._timed("boxes"):
                 answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
             answer = self._more_boxes(answer) if self.rounds else answer
-            answer = self._priced_blends(answer)
+            self._learn_blend(answer)
+            answer = self._priced_blends(answer) if self.rounds else answer
         return answer
 
     def _priced_blends(self, answer: CutSolution | None) -> CutSolution | None:
-        """Makes known what the blend of an answer says, with bytes at their prices; again while the bound rises so."""
+        """Learns the best prices of bytes for the blend of an answer, and finds the next; again while that says more.
+        """
         for _ in range(TURNS):
-            before, new = self.bound, self._learn_blend(answer, priced=self.rounds > 0)
-            if not (new and self.rounds and self.prices) or self.is_closed or self.late():
+            before = self.bound
+            if not self._learn_prices(answer) or self.late():
                 break
             with self._timed("boxes"):
                 answer = self._least_known(self._effort) or answer
+            self._learn_blend(answer)
             if self.bound <= before * (1 + self._tolerance / 4):
                 break
         return answer
@@ -330,21 +329,23 @@ class CutSearch:
     def _least_known(self, effort: int) -> CutSolution | None:
         return self._least(self._problem, self._tolerance, effort)
 
-    def _learn_blend(self, answer: CutSolution | None, *, priced: bool = False) -> bool:
-        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any.
-
-        With bytes `priced` it learns that under the best prices too, of ranks whose bytes have one.
-        """
+    def _learn_blend(self, answer: CutSolution | None) -> bool:
+        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
         new = False
         if answer is not None and answer.blend is not None and not self.is_closed:
             with suppress(OutOfTime):
                 for s, counts in enumerate(answer.blend.stages):
                     new = self.part.on(s).learn_direction(s, counts) or new
-                more = blend_prices(self.part, self.flights, self.part.cut_of(answer.weakest), answer.blend,
-                                    self.prices) if priced else []
-                self.prices += more
-                new = bool(more) or new
         return new
+
+    def _learn_prices(self, answer: CutSolution | None) -> bool:
+        """Learns the same with bytes at the best prices, of ranks whose bytes have one; whether one was new."""
+        before = len(self.prices)
+        if answer is not None and answer.blend is not None and not self.is_closed:
+            cut = self.part.cut_of(answer.weakest)
+            with suppress(OutOfTime):
+                self.prices.extend(blend_prices(self.part, self.flights, cut, answer.blend, tuple(self.prices)))
+        return len(self.prices) > before
 
     def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""

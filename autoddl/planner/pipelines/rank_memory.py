@@ -11,11 +11,10 @@ found of stages with more in flight serves those with fewer. The same prices bou
 busy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
-from heapq import heappop, heappush
 from itertools import pairwise
 from math import floor, inf, log
 from typing import NamedTuple
@@ -35,8 +34,7 @@ from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.schedule.stage_bytes import alone_bytes, at_moments, rank_peak_bytes, resting_bytes
 
-__all__ = ["blend_prices", "fitting_plans", "lost_seconds", "price_of_bytes", "rank_peak", "rank_prices", "roomier",
-           "roomier_cuts", "unit_prices"]
+__all__ = ["blend_prices", "fitting_plans", "price_of_bytes", "rank_peak", "rank_prices", "unit_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -47,11 +45,8 @@ FARTHER = 4
 PRICES = 9
 """Prices that are tried for the stages of a rank."""
 
-FINE = 2**0.25
-"""The factor between two prices of a byte under which units are searched."""
-
 COARSE = 4
-"""The first steps between prices."""
+"""The first steps between prices under which units are searched."""
 
 NEAR = 4.0
 """The factor by which prices may be beside that of equal stages where seconds count otherwise."""
@@ -76,9 +71,6 @@ ROUGH = 0.01
 
 HOPELESS = 3.0
 """Stages of a rank that take so many times the seconds of the pipeline without a budget are not looked for."""
-
-MOVES = 6
-"""Blocks that are moved at most, to find a cut whose stages fit without a budget."""
 
 FINER = 8
 """Parts of a share of the budget in which what other stages leave is told."""
@@ -130,85 +122,9 @@ def price_of_bytes(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> f
     return max(0.0, lost) / sum(over[group] for group in full) if full else 0.0
 
 
-def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Flight], price: float,
-                 known: dict[tuple[int, int, int], float]) -> list[float]:
-    """By stage, seconds of a step that bytes cost about, by which those of its rank do not fit it freely.
-
-    They are of the stage of a rank with most in flight. A byte costs its `price`. None are told where a stage has no
-    plan, or the time is over. What stages need freely is added to what is `known`, by their numbers and places.
-    """
-    stages, found = [(s, *at) for s, at in enumerate(pairwise((0, *cut, part.units)))], [0.0] * len(flights)
-    try:
-        for s, a, b in (one for one in stages if one not in known):
-            on = part.on(s)
-            known[s, a, b] = alone_bytes(on.freely_planned(on.alone(a, b)[0], flights[s]), flights[s])
-    except (Infeasible, InputError, OutOfTime):
-        return found
-    for place in set(part.together):
-        mine = [s for s, at in enumerate(part.together) if at == place]
-        most = max(mine, key=lambda s: flights[s][:2])
-        found[most] = price * max(0.0, sum(known[stages[s]] for s in mine) - part.task.budget)
-    return found
-
-
 def rank_peak(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> float:
     """Bytes of the fullest rank with all stages that it has."""
     return max(together_bytes(plans, cut_graph(part.graph, staged.cuts), staged.placement, staged.moments).values())
-
-
-def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight],
-            seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...] | None:
-    """A cut whose stages fit their ranks together without a budget: this, or one found by moves; None where none was.
-
-    A move takes a unit from a stage of the fullest rank, so that the cut takes the least `seconds`.
-    """
-    seen = {cut}
-    for _ in range(MOVES):
-        full = _freely_full(part, name, cut, flights)
-        most = max(full, key=full.__getitem__)
-        if full[most] <= part.task.budget:
-            return cut
-        near = [one for one in _smaller(part.staged(name, cut), cut, most)
-                if one not in seen and all(a < b for a, b in pairwise((0, *one, part.units)))]
-        if not near:
-            return None
-        cut = min(near, key=seconds)
-        seen.add(cut)
-    return None
-
-
-def roomier_cuts(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]
-                 ) -> Iterator[tuple[int, ...]]:
-    """Yields cuts, first this, then of those beside all before the one whose fullest rank has the fewest bytes.
-
-    The bytes are those without a budget, as long as stages have plans so.
-    """
-    heap, seen = [(0.0, cut)], {cut}
-    while heap:
-        _, cut = heappop(heap)
-        yield cut
-        for i, at in ((i, k + step) for i, k in enumerate(cut) for step in (-1, 1)):
-            other = (*cut[:i], at, *cut[i + 1:])
-            if other not in seen and all(a < b for a, b in pairwise((0, *other, part.units))):
-                seen.add(other)
-                with suppress(Infeasible, InputError):
-                    heappush(heap, (max(_freely_full(part, name, other, flights).values()), other))
-
-
-def _freely_full(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]) -> dict[int, float]:
-    """By part of the cluster, the bytes of a rank with the stages of a cut that are planned without a budget."""
-    staged = part.staged(name, cut)
-    graphs = cut_graph(part.graph, staged.cuts)
-    plans = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
-    return together_bytes(plans, graphs, staged.placement, staged.moments)
-
-
-def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
-    """Yields cuts in which a stage of a part gives a unit to the stage before it, or behind it, of another part."""
-    for s, place in enumerate(staged.placement):
-        for at, other, step in ((s - 1, s - 1, 1), (s, s + 1, -1)):
-            if place == most and 0 <= other < staged.stages and staged.placement[other] != most:
-                yield (*cut[:at], cut[at] + step, *cut[at + 1:])
 
 
 def rank_prices(part: StageParts, staged: Staged, paths: Sequence[PathBound]) -> list[SharedPrice]:
@@ -248,49 +164,50 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
     if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
         return found
     groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
+    even = list(pairwise(part.units * s // part.stages for s in range(part.stages + 1)))
+    least, most = (times * seconds / part.task.budget for times in (LEAST, MOST))
     for group in (one for one in groups if len(one) == 1 or all(flights[s].most for s in one)):
         for path in _busiest(paths, group):
             weights = tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group)
-            told = cache(partial(_learned, part, flights, group, weights))
-            least, most = (_fine(log(times * seconds / part.task.budget, FINE)) for times in (LEAST, MOST))
+            told = cache(partial(_taken, part, flights, partial(_ends, flights), even, group, weights))
             price = _dearest(told, least, (least, most))
-            found += [SharedPrice(group, weights, price)] if told(price) > told(least) + GAIN * seconds else []
+            found += [SharedPrice(group, weights, price)] if told(price) > told(_near(least)) + GAIN * seconds else []
     return found
 
 
 def blend_prices(part: StageParts, flights: Sequence[Flight], cut: Sequence[int], blend: PathBound,
-                 known: Sequence[SharedPrice]) -> list[SharedPrice]:
-    """Prices of bytes that are new, for stages of ranks of which some are known, counted as in a blend of paths.
+                 known: Sequence[SharedPrice]) -> Iterator[SharedPrice]:
+    """Yields new prices of bytes for ranks of which some are known, counted as in a blend of paths.
 
     Each is that under which the stages of a cut take most, by what their units take at least. There are at most
     `MOST_PRICES`, with those that are known.
     """
-    ends, found = list(pairwise((0, *cut, part.units))), list[SharedPrice]()
-    near = {one.stages: one.price for one in known}
-    for group, first in near.items():
+    ends, left = list(pairwise((0, *cut, part.units))), MOST_PRICES - len(known)
+    for group, first in {one.stages: one.price for one in known}.items():
         most = max(max(blend.stages[s][:6]) for s in group)
-        weights = tuple((*part.rounded(blend.stages[s], most), 0.0, 0.0) for s in group) if most > 0 else ()
-        told, least = cache(partial(_taken, part, flights, ends, group, weights)), _fine(log(first / NEAR, FINE))
-        one = SharedPrice(group, weights, _dearest(told, first, (least, first * NEAR)) if weights else 0.0)
-        if one.price > least and one not in known:
-            found.append(one)
-    return found[:max(0, MOST_PRICES - len(known))]
+        if most > 0 and left > 0:
+            weights = tuple((*part.rounded(blend.stages[s], most), 0.0, 0.0) for s in group)
+            told = cache(partial(_taken, part, flights, lambda flight: {flight}, ends, group, weights))
+            one = SharedPrice(group, weights, _dearest(told, first, (first / NEAR, first * NEAR)))
+            if one.price > _near(first / NEAR) and one not in known:
+                left -= 1
+                yield one
 
 
-def _fine(exponent: float) -> float:
-    """The power of FINE next to some exponent, with six digits."""
-    return float(f"{FINE ** round(exponent):.6g}")
+def _near(price: float) -> float:
+    """The power of STEP that is next to a price."""
+    return _power(round(log(price, STEP)))
 
 
 def _dearest(told: Callable[[float], float], price: float, within: tuple[float, float]) -> float:
-    """The price, of powers of FINE within some, at which what is told of it is greatest, looked for from some on.
+    """The price, of powers of STEP within some, at which what is told of it is greatest, looked for from some on.
 
     It is concave in the price.
     """
-    at, low, high = (round(log(one, FINE)) for one in (price, *within))
+    at, low, high = (round(log(one, STEP)) for one in (price, *within))
 
     def value(k: int) -> float:
-        return told(_fine(k)) if low <= k <= high else -inf
+        return told(_power(k)) if low <= k <= high else -inf
 
     step = COARSE
     while step:
@@ -299,29 +216,20 @@ def _dearest(told: Callable[[float], float], price: float, within: tuple[float, 
             at = other
         else:
             step //= 2
-    return _fine(at)
+    return _power(at)
 
 
-def _learned(part: StageParts, flights: Sequence[Flight], group: Sequence[int],
-             weights: Sequence[tuple[float, ...]], price: float) -> float:
-    """Seconds that equal stages of a rank take at least under a price of bytes; units are searched for it.
+def _taken(part: StageParts, flights: Sequence[Flight], searched: Callable[[Flight], Iterable[Flight]],
+           ends: Sequence[tuple[int, int]], group: Sequence[int], weights: Sequence[tuple[float, ...]], price: float
+           ) -> float:
+    """Seconds that stages of a rank take at least between these places under a price of bytes.
 
-    Of microbatches in flight these are the least and the most of all stages that have several, and one.
+    Their units are searched with the microbatches in flight that are `searched` for those of a stage.
     """
-    ends, total = [part.units * s // part.stages for s in range(part.stages + 1)], -price * part.task.budget
-    for s, counts in zip(group, weights, strict=True):
-        for at in _ends(flights, flights[s]):
-            part.learn_turns(s, at, counts, price)
-        total += float(part.priced(flights[s], counts, price)[ends[s], ends[s + 1]])
-    return total
-
-
-def _taken(part: StageParts, flights: Sequence[Flight], ends: Sequence[tuple[int, int]], group: Sequence[int],
-           weights: Sequence[tuple[float, ...]], price: float) -> float:
-    """Seconds that stages of a rank take at least between these places under a price of bytes; units are searched."""
     total = -price * part.task.budget
     for s, counts in zip(group, weights, strict=True):
-        part.learn_turns(s, flights[s], counts, price)
+        for at in searched(flights[s]):
+            part.learn_turns(s, at, counts, price)
         total += float(part.priced(flights[s], counts, price)[ends[s]])
     return total
 
@@ -464,25 +372,19 @@ def _mix(part: StageParts, moments: RankMoments, stages: Stages, fronts: Sequenc
 
     What they take is about in proportion to these blocks. Those that are fastest together so are drawn.
     """
-    every = [[line for line in part.between(*stage, prices, roughly=roughly) if len(line) > 1] for stage in stages]
-    ends = [[[part.plan_of_choice(*stage, *line[at]) for at in (0, -1)] for line in lines]
-            for stage, lines in zip(stages, every, strict=True)]
-    points = [_points(front, moments, i) for i, front in enumerate(fronts)]
-    made: list[list[Made | None]] = [[None] * len(front) for front in fronts]
-    for i, (lines, pairs) in enumerate(zip(every, ends, strict=True)):
-        for line, pair in zip(lines, pairs, strict=True):
-            more, less = _points(pair, moments, i)
-            for k in range(1, len(line) - 1):
-                x = k / (len(line) - 1)
-                points[i].append((more[0] + x * (less[0] - more[0]), more[1] + x * (less[1] - more[1])))
-                made[i].append(line[k])
+    options = list[list[tuple[Point, Made | None]]]()
+    for i, (front, stage) in enumerate(zip(fronts, stages, strict=True)):
+        options.append([(point, None) for point in _points(front, moments, i)])
+        for line in part.between(*stage, prices, roughly=roughly):
+            (more, most), (less, least) = _points([line.more, line.less], moments, i)
+            options[i] += [((more + way * (less - more), most + way * (least - most)), made)
+                           for way, made in line.ways()]
     for _ in range(MIXES):
-        chosen = least_together(points, part.task.budget) or ()
-        new = [(i, k, one) for i, k in enumerate(chosen) if (one := made[i][k]) is not None]
-        for i, k, one in new:
-            plan = part.plan_of_choice(*stages[i], *one)
-            fronts[i].append(plan)
-            points[i][k], made[i][k] = _points([plan], moments, i)[0], None
+        chosen = least_together([[point for point, _ in own] for own in options], part.task.budget) or ()
+        new = [(i, k, made) for i, k in enumerate(chosen) if (made := options[i][k][1]) is not None]
+        for i, k, made in new:
+            fronts[i].append(part.plan_of_choice(*stages[i], *made))
+            options[i][k] = _points(fronts[i][-1:], moments, i)[0], None
         if not new:
             break
 

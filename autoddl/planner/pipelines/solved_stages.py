@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
-from autoddl.core.recompute import blocks_of, renamed_policy
+from autoddl.core.recompute import SEARCH, blocks_of, renamed_policy
 from autoddl.core.stages import RECEIVE, SEND, StageGraph
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen, space_of
@@ -28,7 +28,7 @@ from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
 from autoddl.schedule.stage_bytes import alone_bytes
 
-__all__ = ["ANY", "ONE", "SEVERAL", "Made", "OutOfTime", "SolvedStage", "SolvedStages"]
+__all__ = ["ANY", "ONE", "SEVERAL", "Made", "OutOfTime", "PlansBetween", "SolvedStage", "SolvedStages"]
 
 Made = tuple[Candidate, tuple[int, ...]]
 """What makes a plan of a stage: a candidate, and the option of each of its variables."""
@@ -36,9 +36,26 @@ Made = tuple[Candidate, tuple[int, ...]]
 ANY, ONE, SEVERAL = Flight(0), Flight(1), Flight(2)
 """In place of a number of microbatches in flight: what was found without a budget, true for any number."""
 
-
 KEPT = 128
 """Plans of choices that are kept."""
+
+
+class PlansBetween(NamedTuple):
+    """Tells the plans between two of a stage, of which one computes more of its blocks again.
+
+        more    the one; the others have all else from it
+        less    the other
+        made    what makes each between, in order: ever fewer blocks run again
+    """
+
+    more: Plan
+    less: Plan
+    made: tuple[Made, ...]
+
+    def ways(self) -> Iterator[tuple[float, Made]]:
+        """Yields the part of the way from the one plan to the other at which each is, and what makes it."""
+        for k, one in enumerate(self.made, start=1):
+            yield k / (len(self.made) + 1), one
 
 
 class OutOfTime(Exception):
@@ -244,22 +261,25 @@ class SolvedStages(StageUnits):
         return plan, made.bound
 
     def between(self, graph: StageGraph, flight: Flight, prices: Sequence[float], *, roughly: bool = False
-                ) -> list[tuple[Made, ...]]:
-        """By two plans of a stage, what makes the one, those between, and the other: ever fewer blocks run again.
+                ) -> list[PlansBetween]:
+        """The plans between those of a stage under two prices of bytes, which fall, and at last without a budget.
 
-        The plans are those under each of two prices of bytes, which fall, and without a budget. All but the blocks is
-        as in the first. There are some between where both are on one mesh, and the search chose the blocks. `roughly`
-        is that of `planned_for`.
+        There are some where both are on one mesh and differ in blocks of which the search chose the levels.
+        `roughly` is that of `planned_for`.
         """
         key = self._key(graph)
         flights = [self._prices.fuller(key, flight, price) if roughly else flight for price in prices]
-        every = [self._prices.alone(self.task, self._asking(graph, at), key, price)[1]
-                 for at, price in zip(flights, prices, strict=True)]
-        known = [(one.candidate, one.solution.choice) for one in every if one.candidate and one.solution]
-        free = self._freely(graph, key, flight)[1]
-        return [tuple((one, choice) for choice in _between(more, less, self._policies(graph, one)))
-                for (one, more), (other, less) in pairwise([*known, (free.candidate, free.solution.choice)])
-                if (one.mesh, one.recompute) == (other.mesh, other.recompute)]
+        priced = [self._prices.alone(self.task, self._asking(graph, at), key, price)[1]
+                  for at, price in zip(flights, prices, strict=True)]
+        found, free = list[PlansBetween](), self._freely(graph, key, flight)[1]
+        known = [(one.candidate, one.solution.choice) for one in priced if one.candidate and one.solution]
+        known.append((free.candidate, free.solution.choice))
+        for (one, more), (other, less) in pairwise(known):
+            if one.mesh == other.mesh and one.recompute == other.recompute == SEARCH:
+                line = [(one, choice) for choice in _between(more, less, self._policies(graph, one))]
+                ends = [self.plan_of_choice(graph, flight, *line[at]) for at in (0, -1)] if len(line) > 1 else []
+                found += [PlansBetween(ends[0], ends[1], tuple(line[1:-1]))] if ends else []
+        return found
 
     def known_prices(self, graph: StageGraph, flight: Flight) -> tuple[float, ...]:
         """The prices of bytes under which a stage was searched, with so many microbatches or more, the highest first.

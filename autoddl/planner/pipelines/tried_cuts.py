@@ -3,13 +3,15 @@
 What stages take in a cut that was not tried is expected from what bounds know of them and from the cuts that were
 (`cut_problems.PlacedStages`). Where stages share ranks, a byte that a rank lacks costs there what it costs in the
 fastest (`rank_memory.price_of_bytes`). The likely best of the cuts beside the fastest is tried next. Cuts are compared
-with stages each planned by itself; of the best one other layouts are tried too (`joint_stages.filled_bubbles`).
+with stages each planned by itself; of the best one other layouts are tried too (`joint_stages.filled_bubbles`). Where
+stages do not fit their ranks, cuts beside it leave them more room (`roomier`, `roomier_cuts`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from heapq import heappop, heappush
 from itertools import islice, pairwise
 from math import inf
 
@@ -20,11 +22,16 @@ from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
 from autoddl.planner.pipelines.cut_problems import PlacedStages, other_cuts
 from autoddl.planner.pipelines.joint_stages import filled_bubbles
-from autoddl.planner.pipelines.rank_memory import fitting_plans, lost_seconds, price_of_bytes, roomier_cuts
+from autoddl.planner.pipelines.rank_memory import fitting_plans, price_of_bytes
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.staged import Staged
 from autoddl.planner.pipelines.staged_steps import TriedCut, simulated_cut
+from autoddl.planner.pipelines.stored_once import together_bytes
+from autoddl.schedule.stage_bytes import alone_bytes
+
+MOVES = 6
+"""Blocks that are moved at most, to find a cut whose stages fit without a budget."""
 
 ATTEMPTS = 12
 """Cuts of a candidate that are tried at most, where no plan of any is known."""
@@ -32,7 +39,7 @@ ATTEMPTS = 12
 OFF = 0.01
 """The part by which a cut may take less than is expected of it."""
 
-__all__ = ["TriedCuts", "try_cut"]
+__all__ = ["TriedCuts", "lost_seconds", "roomier", "try_cut"]
 
 
 def try_cut(part: StageParts, name: str, cut: tuple[int, ...], roughly: bool = False) -> TriedCut:
@@ -198,3 +205,79 @@ class TriedCuts:
             with suppress(OutOfTime, Infeasible, InputError):
                 self.paid[fastest.cut] = price_of_bytes(self.part, self.staged(fastest.cut), fastest.plans)
         return self.paid.get(fastest.cut, 0.0)
+
+
+def lost_seconds(part: StageParts, cut: tuple[int, ...], flights: Sequence[Flight], price: float,
+                 known: dict[tuple[int, int, int], float]) -> list[float]:
+    """By stage, seconds of a step that bytes cost about, by which those of its rank do not fit it freely.
+
+    They are of the stage of a rank with most in flight. A byte costs its `price`. None are told where a stage has no
+    plan, or the time is over. What stages need freely is added to what is `known`, by their numbers and places.
+    """
+    stages, found = [(s, *at) for s, at in enumerate(pairwise((0, *cut, part.units)))], [0.0] * len(flights)
+    try:
+        for s, a, b in (one for one in stages if one not in known):
+            on = part.on(s)
+            known[s, a, b] = alone_bytes(on.freely_planned(on.alone(a, b)[0], flights[s]), flights[s])
+    except (Infeasible, InputError, OutOfTime):
+        return found
+    for place in set(part.together):
+        mine = [s for s, at in enumerate(part.together) if at == place]
+        most = max(mine, key=lambda s: flights[s][:2])
+        found[most] = price * max(0.0, sum(known[stages[s]] for s in mine) - part.task.budget)
+    return found
+
+
+def roomier(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight],
+            seconds: Callable[[tuple[int, ...]], float]) -> tuple[int, ...] | None:
+    """A cut whose stages fit their ranks together without a budget: this, or one found by moves; None where none was.
+
+    A move takes a unit from a stage of the fullest rank, so that the cut takes the least `seconds`.
+    """
+    seen = {cut}
+    for _ in range(MOVES):
+        full = _freely_full(part, name, cut, flights)
+        most = max(full, key=full.__getitem__)
+        if full[most] <= part.task.budget:
+            return cut
+        near = [one for one in _smaller(part.staged(name, cut), cut, most)
+                if one not in seen and all(a < b for a, b in pairwise((0, *one, part.units)))]
+        if not near:
+            return None
+        cut = min(near, key=seconds)
+        seen.add(cut)
+    return None
+
+
+def roomier_cuts(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]
+                 ) -> Iterator[tuple[int, ...]]:
+    """Yields cuts, first this, then of those beside all before the one whose fullest rank has the fewest bytes.
+
+    The bytes are those without a budget, as long as stages have plans so.
+    """
+    heap, seen = [(0.0, cut)], {cut}
+    while heap:
+        _, cut = heappop(heap)
+        yield cut
+        for i, at in ((i, k + step) for i, k in enumerate(cut) for step in (-1, 1)):
+            other = (*cut[:i], at, *cut[i + 1:])
+            if other not in seen and all(a < b for a, b in pairwise((0, *other, part.units))):
+                seen.add(other)
+                with suppress(Infeasible, InputError):
+                    heappush(heap, (max(_freely_full(part, name, other, flights).values()), other))
+
+
+def _freely_full(part: StageParts, name: str, cut: tuple[int, ...], flights: Sequence[Flight]) -> dict[int, float]:
+    """By part of the cluster, the bytes of a rank with the stages of a cut that are planned without a budget."""
+    staged = part.staged(name, cut)
+    graphs = cut_graph(part.graph, staged.cuts)
+    plans = [part.on(s).freely_planned(*one) for s, one in enumerate(zip(graphs, flights, strict=True))]
+    return together_bytes(plans, graphs, staged.placement, staged.moments)
+
+
+def _smaller(staged: Staged, cut: tuple[int, ...], most: int) -> Iterator[tuple[int, ...]]:
+    """Yields cuts in which a stage of a part gives a unit to the stage before it, or behind it, of another part."""
+    for s, place in enumerate(staged.placement):
+        for at, other, step in ((s - 1, s - 1, 1), (s, s + 1, -1)):
+            if place == most and 0 <= other < staged.stages and staged.placement[other] != most:
+                yield (*cut[:at], cut[at] + step, *cut[at + 1:])
