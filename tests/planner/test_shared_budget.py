@@ -221,7 +221,7 @@ def test_the_price_that_says_most_is_found_without_every_price(seed: int) -> Non
         asked.append(price)
         return min(seconds + over * price for seconds, over in lines)
 
-    every = [rank_memory._power(k) for k in range(-24, 17)]
+    every = [rank_memory._power(k, rank_memory.FINE) for k in range(-24, 17)]
     for first in (every[0], every[20], every[-1]):
         found = rank_memory._dearest(cache(told), first, (every[0], every[-1]))
         assert told(found) == pytest.approx(max(map(told, every)))

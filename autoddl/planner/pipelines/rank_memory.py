@@ -45,6 +45,9 @@ FARTHER = 4
 PRICES = 9
 """Prices that are tried for the stages of a rank."""
 
+FINE = 2**0.25
+"""The factor between two prices under which units are searched, which takes less."""
+
 COARSE = 4
 """The first steps between prices under which units are searched."""
 
@@ -195,19 +198,19 @@ def blend_prices(part: StageParts, flights: Sequence[Flight], cut: Sequence[int]
 
 
 def _near(price: float) -> float:
-    """The power of STEP that is next to a price."""
-    return _power(round(log(price, STEP)))
+    """The power of FINE that is next to a price."""
+    return _power(round(log(price, FINE)), FINE)
 
 
 def _dearest(told: Callable[[float], float], price: float, within: tuple[float, float]) -> float:
-    """The price, of powers of STEP within some, at which what is told of it is greatest, looked for from some on.
+    """The price, of powers of FINE within some, at which what is told of it is greatest, looked for from some on.
 
     It is concave in the price.
     """
-    at, low, high = (round(log(one, STEP)) for one in (price, *within))
+    at, low, high = (round(log(one, FINE)) for one in (price, *within))
 
     def value(k: int) -> float:
-        return told(_power(k)) if low <= k <= high else -inf
+        return told(_power(k, FINE)) if low <= k <= high else -inf
 
     step = COARSE
     while step:
@@ -216,7 +219,7 @@ def _dearest(told: Callable[[float], float], price: float, within: tuple[float, 
             at = other
         else:
             step //= 2
-    return _power(at)
+    return _power(at, FINE)
 
 
 def _taken(part: StageParts, flights: Sequence[Flight], searched: Callable[[Flight], Iterable[Flight]],
@@ -348,9 +351,9 @@ def _priced_fronts(part: StageParts, moments: RankMoments | None, stages: Stages
     return _Priced(*best, tuple([_power(int(exponent)) for exponent in (high, low) if abs(exponent) < inf]), near)
 
 
-def _power(exponent: int) -> float:
-    """A power of STEP with six digits, so that equal prices are told to be so."""
-    return float(f"{STEP ** exponent:.6g}")
+def _power(exponent: int, step: float = STEP) -> float:
+    """A power of a step between prices with six digits, so that equal prices are told to be so."""
+    return float(f"{step ** exponent:.6g}")
 
 
 def _counted_twice(moments: RankMoments | None, stages: Stages, plans: Sequence[Plan]) -> float:
