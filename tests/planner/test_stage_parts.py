@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from autoddl.core.errors import Infeasible
 from autoddl.core.hubs import add_hubs, needed_ops
+from autoddl.core.layout import Axis, B, Layout, Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
 from autoddl.cost_models import load_cluster
@@ -23,10 +24,12 @@ from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.cut_problems import _by_stage
+from autoddl.planner.pipelines.part_ranks import ranks_of_parts
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage
 from autoddl.planner.pipelines.stage_parts import PASSES, SINGLES, StageParts
 from autoddl.planner.pipelines.stage_plans import search_stage
+from autoddl.planner.pipelines.stage_ports import PieceMessages, Port
 from autoddl.planner.task import PlanTask, task_of
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_seconds import stage_seconds
@@ -465,3 +468,13 @@ def test_units_that_share_a_parameter_join_and_count_it_once() -> None:
     inner = [pair for pair in combinations(range(6), 2) if pair[1] - pair[0] > 1]
     floors = 4 * known.floors()
     assert all(least[0][at] > 1.05 * floors[at] for at in inner), "longer stages have more than their floors"
+
+
+def test_messages_count_where_a_rank_has_two_stages_in_a_row() -> None:
+    """At the turn of a V nothing is sent, and no path counts a transfer there: over other boundaries messages cost."""
+    task, mesh = _task(), Mesh((Axis("net", 1),))
+    ranks = ranks_of_parts(task.cluster, 2)
+    port = Port("send", 0, True, (8, 16), 4.0)
+    straight, turned, alone = (PieceMessages((port,), task.cluster, ranks, where, (0.0, 2.0)).seconds(
+        "send", Layout((B,)), mesh) for where in ((0, 1), (0, 1, 1, 0), (0, 0)))
+    assert straight == turned > 0 == alone

@@ -83,13 +83,16 @@ class PieceMessages:
     counts: tuple[float, float]
 
     def seconds(self, op: str, layout: Layout, mesh: Mesh) -> float:
-        """Half of the seconds in which each rank gets its piece, over the boundary where that is quickest."""
+        """Half of the seconds in which each rank gets its piece, over the boundary where that is quickest.
+
+        Paths count no transfer between stages of one part, so that boundary is none of these.
+        """
         port = next((port for port in self.ports if port.op == op), None)
         if port is None:
             return 0.0
         nbytes = prod(local_shape(port.shape, layout, mesh)) * port.itemsize
-        least = min(transfer_seconds(self.cluster, self.ranks, here, there, nbytes)
-                    for here, there in set(pairwise(self.placement)))
+        least = min((transfer_seconds(self.cluster, self.ranks, here, there, nbytes)
+                     for here, there in set(pairwise(self.placement)) if here != there), default=0.0)
         return self.counts[port.sends] * least / 2
 
 
