@@ -12,7 +12,7 @@ path that is critical at no cut may be the best to mix.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -21,11 +21,20 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import BlockLimit, CutProblem, Mixture, PathBound, PricedPath, PricedStages, Trail
+from autoddl.core.pipeline_cuts import (
+    BlockLimit,
+    BoxPart,
+    CutProblem,
+    Mixture,
+    PathBound,
+    PricedPath,
+    PricedStages,
+    Trail,
+    WeighedPath,
+)
 from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
 from autoddl.search.path_tables import (
     Blend,
-    BoxPart,
     KnownTerms,
     PricedRows,
     TraceStages,
@@ -35,6 +44,7 @@ from autoddl.search.path_tables import (
     path_tables,
     priced_rows,
     priced_table,
+    weighed_table,
 )
 
 __all__ = ["CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
@@ -117,6 +127,8 @@ class CutPlanes:
         stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
+        ready        by their counts, tables of blends that may be added
+        told         what is known of the terms of stages
     """
 
     problem: CutProblem
@@ -139,11 +151,26 @@ class CutPlanes:
     stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
+    ready: dict[tuple[object, ...], Array] = field(default_factory=dict)
+    told: KnownTerms = field(init=False)
 
-    @cached_property
-    def told(self) -> KnownTerms:
-        """What is known of the terms of stages."""
-        return KnownTerms(self.problem)
+    def __post_init__(self) -> None:
+        self.told = KnownTerms(self.problem)
+
+    def look_within(self, box: Box) -> None:
+        """Tells that no other cuts count from now on: of other sizes of stages little is said by what is added."""
+        left = np.zeros(self.problem.seconds.shape[:2], dtype=np.bool_)
+        for group, own in zip(box.groups, box.options, strict=True):
+            for i, s in enumerate(group):
+                left[s, own[:, i] - 1] = True
+        self.told = KnownTerms(self.problem, left)
+
+    def make_ready(self, blends: Sequence[Blend]) -> None:
+        """Makes the tables of blends that may be added, all at once, which takes less time than one after another."""
+        new = {(path.stages, path.transfers): path for path in map(blended, (one for one in blends if len(one) > 1))}
+        paths = [path for key, path in new.items() if key not in self.known]
+        self.ready |= {(path.stages, path.transfers): table for path, table in zip(
+            paths, path_tables(self.told, paths), strict=True)}
 
     @property
     def possible(self) -> Mask:
@@ -180,7 +207,11 @@ class CutPlanes:
             number = self.known.get((path.stages, path.transfers))
             if number is None or (not bare and number in self.bare):
                 new.setdefault((path.stages, path.transfers), path if number is None else self.paths[number])
-        for (key, path), table in zip(new.items(), path_tables(self.told, [*new.values()], bare), strict=True):
+        tables = {key: self.ready[key] for key, path in new.items() if key in self.ready and not path.path}
+        others = {key: path for key, path in new.items() if key not in tables}
+        tables |= zip(others, path_tables(self.told, [*others.values()], bare), strict=True)
+        for key, path in new.items():
+            table = tables[key]
             sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
             if key in self.known:
                 self.bare.remove(self.known[key])
@@ -211,7 +242,7 @@ class CutPlanes:
             return
         values = self.at([cut])[:, 0]
         order = [q for q in np.argsort(-values, kind="stable").tolist()
-                 if q not in self.bare and not isinstance(self.trails[q], PricedPath)]
+                 if q not in self.bare and not isinstance(self.trails[q], PricedPath | WeighedPath)]
         paths = [q for q in order if self.paths[q].path]
         chosen = [*(q for q in order if not self.paths[q].path), *paths[:DEAREST], *self._counting(paths)]
         for q in dict.fromkeys(chosen):
@@ -238,6 +269,18 @@ class CutPlanes:
     def add_blend(self, blend: Blend) -> int:
         """Adds the paths of a blend, and the blend; returns its number."""
         return self.add(blended(blend), tuple((self.add(path, bare=True), weight) for path, weight in blend))
+
+    def add_part(self, part: BoxPart) -> tuple[int, int]:
+        """Adds the blend of a part, and it with what is known by the part's dual values; returns the numbers of both.
+        """
+        number = self.add_blend(part.blend)
+        key = "weighed", number, part.known, part.together
+        if key not in self.known:
+            path = self.paths[number]
+            table, more, trail = weighed_table(self.told, path, self.tables[number], part)
+            self._append(key, PathBound((), path.stages, path.transfers), replace(trail, of=number), table,
+                         self.fixed[number] + more)
+        return number, self.known[key]
 
     def add_limit(self, limit: BlockLimit) -> int:
         """Adds a limit of blocks, which mixtures may count where it holds; returns its number. It is no path."""
@@ -267,7 +310,7 @@ class CutPlanes:
                 break
             options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
             most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages, limits, self.goal)
-            paths = [path for path, _ in made[0]]
+            paths = [path for path, _ in made.blend]
             parts.append(made)
             value, mixtures, cut = self._blended(box, made, limits)
             found += mixtures
@@ -285,14 +328,13 @@ class CutPlanes:
 
         Each pays the blend's prices at the limits of the box.
         """
-        blend, prices = part
-        known, number = len(self.paths), self.add_blend(blend)
-        paid = tuple((self.add_limit(one), price) for one, price in zip(limits, prices, strict=False) if price > 0)
-        table, fixed = self.mixed(((number, 1.0), *paid))
+        known, (number, weighed) = len(self.paths), self.add_part(part)
+        paid = tuple((self.add_limit(one), price) for one, price in zip(limits, part.limits, strict=False) if price > 0)
+        table, fixed = self.mixed(((weighed, 1.0), *paid))
         value, cut = least_cut(box, table)
         self.add_priced(cut)
-        new = (q for q in range(known, len(self.paths)) if q != number and not self.paths[q].path)
-        return value + fixed, [((q, 1.0), *paid) for q in (number, *new)], cut
+        new = (q for q in range(known, len(self.paths)) if q not in (number, weighed) and not self.paths[q].path)
+        return value + fixed, [((q, 1.0), *paid) for q in (number, *new, weighed)], cut
 
     def blend_at(self, cut: tuple[int, ...]) -> bool:
         """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there."""
@@ -301,7 +343,7 @@ class CutPlanes:
         self.closely.add(cut)
         options = [np.array([[n]]) for n in cut]
         groups = [(s,) for s in range(len(cut))]
-        self.add_blend(best_blend(self.problem, groups, options, self.begun(), self.stages)[1][0])
+        self.add_part(best_blend(self.problem, groups, options, self.begun(), self.stages)[1])
         self.add_priced(cut)
         return True
 

@@ -4,6 +4,7 @@
     counts_of       whether a path counts stages of a rank as often as what is known of them together
     priced_rows     the seconds of stages of a rank that are counted together, under prices of its bytes
     priced_table    the table of a path with the prices that say most at a cut
+    weighed_table   the table of a blend with the dual values of its linear program
     best_blend      the blend of paths that says most of a box of cuts
 
 The last is a linear program over fractional cuts. Let y[g, o] be the share of option o of group g, and x[s] the seconds
@@ -29,16 +30,28 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
-from autoddl.core.pipeline_cuts import BlockLimit, CutProblem, Mixture, PathBound, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import (
+    BlockLimit,
+    BoxPart,
+    CutProblem,
+    Mixture,
+    PathBound,
+    PricedStages,
+    StageSeconds,
+    WeighedPath,
+)
 
-__all__ = ["Blend", "BoxPart", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
-           "path_tables", "priced_rows", "priced_table"]
+__all__ = ["Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
+           "path_tables", "priced_rows", "priced_table", "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
 
-BoxPart = tuple[Blend, tuple[float, ...]]
-"""A blend, and the seconds that it pays for a block at each limit of a box; there may be fewer than limits."""
+Told = tuple[tuple[tuple[float, ...], float], ...]
+"""(weights of what is known of a stage, how often it counts)."""
+
+Together = tuple[tuple[tuple[object, ...], float], ...]
+"""(stages of a rank, weights and price of what is known of them together, how often it counts)."""
 
 TraceStages = Callable[[Sequence[StageSeconds], Sequence[float]], tuple[float, PathBound]]
 """Seconds of the stages, and of transfers -> (seconds of the pipeline, a path that takes as long)."""
@@ -99,14 +112,18 @@ class _Order(NamedTuple):
 
 
 class KnownTerms:
-    """What is known of the terms of the stages of a problem, ready to be applied to many paths."""
+    """What is known of the terms of the stages of a problem, ready to be applied to many paths.
 
-    def __init__(self, problem: CutProblem) -> None:
+    `left` are the sizes that it is applied to, [stage, blocks - 1]: all unless others are ruled out.
+    """
+
+    def __init__(self, problem: CutProblem, left: NDArray[np.bool_] | None = None) -> None:
         self.problem, self.least = problem, np.nan_to_num(problem.seconds, posinf=0.0)
-        stated = [*_stated(problem), *problem.directions]
-        self._steps = [self._step(weights, values) for weights, values in stated]
-        self._known = len(stated) - len(problem.directions)
-        self._without_messages = [len(weights) == 6 for weights, _ in stated]
+        self.left = np.ones(problem.seconds.shape[:2], dtype=np.bool_) if left is None else left
+        self.stated = [*_stated(problem), *problem.directions]
+        self._steps = [self._step(weights, values) for weights, values in self.stated]
+        self._known = len(self.stated) - len(problem.directions)
+        self._without_messages = [len(weights) == 6 for weights, _ in self.stated]
         self._orders = dict[tuple[int, ...], list[_Order]]()
 
     def _step(self, weights: Sequence[float], values: Array) -> _Step:
@@ -123,7 +140,7 @@ class KnownTerms:
 
     def _order(self, first: int, stages: tuple[int, ...]) -> _Order:
         at = list(stages)
-        s, n = np.nonzero(self._steps[first].more[at] > 0)
+        s, n = np.nonzero((self._steps[first].more[at] > 0) & self.left[at])
         others = (j for j in range(self._known) if j != first and self._without_messages[j])
         steps = (self._steps[j] for j in (first, *others))
         cells = ((step, step.more[at][s, n]) for step in steps)
@@ -189,6 +206,50 @@ def priced_table(problem: CutProblem, priced: Sequence[PricedRows], table: Array
     return found, more, tuple(prices)
 
 
+def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPart) -> tuple[Array, float, WeighedPath]:
+    """([stage, blocks] seconds of a blend, seconds of every cut, how often what is known counts): by dual values.
+
+    What is no more known counts never, and nothing more often than its terms are left. `table` has what is known
+    otherwise. The number of the blend is left 0.
+    """
+    left, added = _counts(path), np.zeros(known.least.shape[:2])
+    together = _take_together(known.problem, part.together, left, added)
+    names = {weights: k for k, (weights, _) in reversed([*enumerate(known.stated)])}
+    numbers = list[Mixture]()
+    for s, own in enumerate(part.known):
+        used = list[tuple[int, float]]()
+        for k, often in [(names[name], times) for name, times in own if name in names]:
+            weights, values = known.stated[k]
+            each = np.array((*weights, *(0.0,) * (8 - len(weights))))
+            times = _times_left(left[s], each, often)
+            left[s] -= times * each
+            added[s] += times * np.nan_to_num(values[s], posinf=0.0)
+            used.append((k, times))
+        numbers.append(tuple(used))
+    added += (left[:, None, :6] * known.least).sum(axis=2)
+    paid = sum(times * known.problem.priced[k].price * known.problem.priced[k].budget for k, times in together)
+    return np.maximum(table, np.pad(added, ((0, 0), (1, 0)))), -paid, WeighedPath(0, tuple(numbers), together)
+
+
+def _take_together(problem: CutProblem, told: Together, left: Array, added: Array) -> Mixture:
+    """How often what is known of stages of a rank together counts: it is taken off the counts, and its seconds added.
+    """
+    names, found = {(one.stages, one.weights, one.price): k for k, one in enumerate(problem.priced)}, list[
+        tuple[int, float]]()
+    for k, often in [(names[name], times) for name, times in told if name in names]:
+        one, at = problem.priced[k], list(problem.priced[k].stages)
+        times = _times_left(left[at], _weights(one), often)
+        left[at] -= times * _weights(one)
+        added[at] += times * one.values
+        found.append((k, times))
+    return tuple(found)
+
+
+def _times_left(left: Array, weights: Array, times: float) -> float:
+    """So often, or as often as the counts that are left hold these weights."""
+    return LESS * min(times, float((left[weights > 0] / weights[weights > 0]).min()))
+
+
 def counts_of(one: PricedStages, path: PathBound) -> bool:
     """Whether a path counts all that is known of stages together at least once."""
     return _times(one, _counts(path)) >= 1.0
@@ -248,18 +309,23 @@ def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Se
 
     The seconds are those of the fractional cuts of these options, and no bound of cuts with others. `options` are
     [option, stage of the group] -> blocks; `paths` are those to begin with. The cut has the mean blocks of each stage.
-    All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0.
+    All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0. A blend that
+    is clearly above `most` need not be better.
     """
     program, used = _Fractional(problem, groups, options, limits), [*paths]
     for path in paths:
         program.add(path)
-    weights, prices, cut, within, ends, seconds = [1.0], [most] * len(limits), tuple[float, ...](), None, inf, 0.0
+    limited, cut = (most,) * len(limits), tuple[float, ...]()
+    told: tuple[tuple[Told, ...], Together] = ((),) * len(problem.seconds), ()
+    weights, within, ends, seconds = [1.0], None, inf, 0.0
     for _ in range(GENERATED):
         found = program.solve()
         if found is None:
             break
         seconds, now = found
-        weights, prices, cut = program.weights(), program.prices(), program.cut()
+        weights, limited, told, cut = program.weights(), program.prices(), program.told(), program.cut()
+        if 0 < most * (1 + NEAR) <= seconds:
+            break
         inner = now if within is None else (now + within) / 2
         traced = [trace(*_split(inner)), trace(*_split(now))]
         if traced[0][0] < ends:
@@ -271,7 +337,7 @@ def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Se
             program.add(path)
             used.append(path)
     blend = tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0)
-    return seconds, (blend, tuple(prices)), cut
+    return seconds, BoxPart(blend, limited, *told), cut
 
 
 def _split(values: Array) -> tuple[list[StageSeconds], list[float]]:
@@ -299,6 +365,7 @@ class _Fractional:
         self.sizes = {s: (shares, own[:, i]) for group, own, shares in zip(groups, options, self.shares, strict=True)
                       for i, s in enumerate(group)}
         self.paths: list[Any] = []
+        self.known = [list[tuple[tuple[float, ...], Any]]() for _ in problem.seconds]
         for shares in self.shares:
             self._row([(share, 1.0) for share in shares], 1.0, 1.0)
         self._row([(share, float(n)) for shares, own in zip(self.shares, options, strict=True)
@@ -306,19 +373,30 @@ class _Fractional:
         self.limits = [self._row([(share, one.sign * float(n)) for s in one.stages for share, n in zip(
             *self.sizes[s], strict=True)], -self.solver.infinity(), float(one.sign * one.blocks)) for one in limits]
         for s in range(len(problem.seconds)):
-            stated = (*_stated(problem), *problem.directions)
-            for weights, values in (*_single_terms(problem, s), *((w, known[s]) for w, known in stated)):
-                self._row([*self._weighted(s, weights), *self._known(s, values)], 0.0)
-        for one in problem.priced:
-            self._row([pair for s, weights, values in zip(one.stages, one.weights, one.values, strict=True)
-                       for pair in (*self._weighted(s, weights), *self._known(s, values))], -one.price * one.budget)
+            self._add_known(s)
+        self.together = [((one.stages, one.weights, one.price), self._row([
+            pair for s, weights, values in zip(one.stages, one.weights, one.values, strict=True)
+            for pair in (*self._weighted(s, weights), *self._known(s, values))], -one.price * one.budget))
+            for one in problem.priced]
         self.solver.Minimize(self.seconds)
+
+    def _add_known(self, s: int) -> None:
+        """Adds what is known of a stage, where that of some option is more than its single terms say."""
+        problem, sizes = self.problem, self.sizes[s][1] - 1
+        least = np.nan_to_num(problem.seconds[s, sizes], posinf=0.0)
+        for weights, values in _single_terms(problem, s):
+            self._row([*self._weighted(s, weights), *self._known(s, values)], 0.0)
+        for weights, known in (*_stated(problem), *problem.directions):
+            if (known[s, sizes] > least @ np.array(weights[:6])).any():
+                self.known[s].append((weights, self._row([*self._weighted(s, weights), *self._known(s, known[s])], 0.0)))
 
     def _row(self, pairs: Sequence[tuple[Any, float]], least: float, most: float | None = None) -> Any:
         """Adds least <= sum of variable * value <= most; returns it."""
-        row = self.solver.Constraint(least, self.solver.infinity() if most is None else most)
+        row, sums = self.solver.Constraint(least, self.solver.infinity() if most is None else most), dict[Any, float]()
         for variable, value in pairs:
-            row.SetCoefficient(variable, row.GetCoefficient(variable) + value)
+            sums[variable] = sums.get(variable, 0.0) + value
+        for variable, value in sums.items():
+            row.SetCoefficient(variable, value)
         return row
 
     def _weighted(self, s: int, weights: Sequence[float]) -> list[tuple[Any, float]]:
@@ -353,15 +431,25 @@ class _Fractional:
         return tuple(sum(share.solution_value() * float(n) for share, n in zip(*self.sizes[s], strict=True))
                      for s in range(len(self.terms)))
 
-    def prices(self) -> list[float]:
+    def prices(self) -> tuple[float, ...]:
         """The seconds that a block costs at each limit."""
-        return [max(0.0, -row.dual_value()) for row in self.limits]
+        return tuple(max(0.0, -row.dual_value()) for row in self.limits)
+
+    def told(self) -> tuple[tuple[Told, ...], Together]:
+        """How often what is known counts, by stage of each, and of stages together; what counts least comes last."""
+        return tuple(map(_counting, self.known)), _counting(self.together)
 
     def weights(self) -> list[float]:
         """The weights of the paths, of sum 1; those of next to no weight have none."""
         found = [max(0.0, row.dual_value()) for row in self.paths]
         found = [weight if weight > 1e-7 else 0.0 for weight in found]
         return [weight / sum(found) for weight in found] if any(found) else [1.0]
+
+
+def _counting(rows: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, float], ...]:
+    """(name of each row, its dual value), the greatest first, without those of next to none."""
+    found = [(name, row.dual_value()) for name, row in rows]
+    return tuple(sorted((one for one in found if one[1] > 1e-7), key=lambda one: -one[1]))
 
 
 def _single_terms(problem: CutProblem, s: int) -> list[tuple[tuple[float, ...], Array]]:

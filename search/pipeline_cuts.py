@@ -22,7 +22,7 @@ that are left.
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -34,6 +34,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import (
     BlockLimit,
+    BoxPart,
     CutNode,
     CutProblem,
     CutProof,
@@ -56,7 +57,7 @@ from autoddl.search.cut_boxes import (
     single_stages,
 )
 from autoddl.search.cut_planes import CutPlanes, Evaluate, Trace, TraceMean
-from autoddl.search.path_tables import Blend, BoxPart, TraceStages
+from autoddl.search.path_tables import Blend, TraceStages
 
 __all__ = ["bound_of_paths", "least_over_cuts"]
 
@@ -133,10 +134,11 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
             least, used = search.rule_out(box)
             box = box.keep([np.less(one, search.goal) for one in least])
             singles += used
+    search.look_within(box)
     tree = _Tree(search, group_stages(box, _together(problem.schedule)), late)
     bound = tree.grow(effort, before)
     proof = CutProof(tuple(search.trails), tuple(singles), tree.root.box.groups, tree.proof())
-    cut, blended = search.best, (path for blend, _ in tree.last.parts[-1:] for path, _ in blend)
+    cut, blended = search.best, (path for part in tree.last.parts[-1:] for path, _ in part.blend)
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(dict.fromkeys([*paths[:KEPT], *search.begun(), *blended])), tree.blend,
@@ -257,6 +259,8 @@ class _Tree:
 
     def grow(self, effort: int, before: DividedBox | None) -> float:
         """Looks into `effort` boxes at most, of those into which cuts were divided before; the bound in seconds."""
+        if before is not None and self.search.stages is not None:
+            self.search.make_ready([*_blends(before)])
         order = count()
         heap = [(node.bound, next(order), node) for node in self._left(self.root, before)]
         heapq.heapify(heap)
@@ -340,7 +344,7 @@ class _Tree:
         """Drops options by blends of paths, which bound the box, and looks at the cut where the last is least."""
         search = self.search
         mixtures, node.parts, node.mean = search.blend(
-            node.box, node.least, [path for blend, _ in node.parts[-1:] for path, _ in blend], node.limits)
+            node.box, node.least, [path for part in node.parts[-1:] for path, _ in part.blend], node.limits)
         self._learn(node, mixtures)
         if not node.box.empty:
             _, cut = least_cut(node.box, search.mixed(mixtures[-1])[0])
@@ -474,6 +478,13 @@ class _Tree:
             masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
             masks[group] = np.arange(len(masks[group])) == i
             node.divide(masks, (group, (tuple(option),)))
+
+
+def _blends(box: DividedBox) -> Iterator[Blend]:
+    """Yields all blends by which a box and its parts were bounded."""
+    yield from (part.blend for part in box.parts)
+    for child in box.children:
+        yield from _blends(child)
 
 
 def _divided(node: _Node) -> DividedBox:

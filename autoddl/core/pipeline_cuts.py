@@ -17,6 +17,13 @@ of a byte. Plans that fit together have no more bytes than the budget. So whatev
 
 A *priced path* counts the right side for some of its seconds. It is a sum of one term per stage too.
 
+What is known of weighted terms can be put together in many ways. Let a path count the terms of a stage by c, and let
+w[k] be the weights of which L[k] is known. Any times t[k] >= 0 with sum over k of t[k] w[k] <= c say that
+
+    c . seconds >= sum over k of t[k] L[k] + (c - sum over k of t[k] w[k]) . least seconds of the terms
+
+A *weighed path* names such times. Those that are dual values of a linear program over cuts say as much as it does.
+
 Stages are put in groups, such as those of one rank. An *option* of a group says how many blocks each of its stages has.
 A *box* is a set of options for every group. A proof of the bound B is a tree of boxes, from all cuts down:
 
@@ -42,8 +49,9 @@ from typing import Literal, NamedTuple
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
 
-__all__ = ["BlockLimit", "CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "Key", "ListedPlans",
-           "Mixture", "PathBound", "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail", "stage_load"]
+__all__ = ["BlockLimit", "BoxPart", "CutNode", "CutProblem", "CutProof", "CutSolution", "DividedBox", "Key",
+           "ListedPlans", "Mixture", "PathBound", "PricedPath", "PricedStages", "Split", "StageSeconds", "Trail",
+           "WeighedPath", "stage_load"]
 
 
 class StageSeconds(NamedTuple):
@@ -172,6 +180,21 @@ class PricedPath:
 
 
 @dataclass(frozen=True, slots=True)
+class WeighedPath:
+    """A path or a blend with how often what is known counts in its stages.
+
+        of          its number
+        known       for each stage, (number of what is known, how often that counts): those of `CutProblem.known`, then
+                    `whole`, then `directions`
+        together    the same of what is known of stages of a rank together, in `CutProblem.priced`
+    """
+
+    of: int
+    known: tuple[Mixture, ...]
+    together: Mixture
+
+
+@dataclass(frozen=True, slots=True)
 class BlockLimit:
     """A limit that holds in a part of a box: some stages have at most so many blocks together, or at least.
 
@@ -185,9 +208,9 @@ class BlockLimit:
     blocks: int
 
 
-Trail = tuple[str, ...] | Mixture | PricedPath | BlockLimit
+Trail = tuple[str, ...] | Mixture | PricedPath | WeighedPath | BlockLimit
 """The names of a path's tasks; a *blend* of paths, whose counts are added before what is known is applied; a priced
-path; or sign * (blocks of the stages - the limit), which is at most 0 where the limit holds."""
+path; a weighed path; or sign * (blocks of the stages - the limit), which is at most 0 where the limit holds."""
 
 Split = Literal["load", "options", "blocks", "total", "every", ""]
 
@@ -227,16 +250,31 @@ class CutProof:
     root: CutNode
 
 
+class BoxPart(NamedTuple):
+    """A blend that bounds a box, found by a linear program over its cuts, with the dual values of that.
+
+        blend       paths with their weights >= 0, of sum 1
+        limits      the seconds that it pays for a block at each limit of the box; there may be fewer than limits
+        known       for each stage, (weights of terms of which something is known, how often that counts)
+        together    (stages of a rank, weights and price of what is known of them, how often that counts)
+    """
+
+    blend: tuple[tuple[PathBound, float], ...]
+    limits: tuple[float, ...]
+    known: tuple[tuple[tuple[tuple[float, ...], float], ...], ...]
+    together: tuple[tuple[tuple[object, ...], float], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class DividedBox:
     """How a box of cuts was looked into, for another search that knows more.
 
-        parts       by blend of it the paths with their weights, and the prices of a block at each limit of the box
+        parts       the blends by which it was bounded
         keys        as in CutNode, where it was divided by blocks, of a group or in total
         children    the boxes then
     """
 
-    parts: tuple[tuple[tuple[tuple[PathBound, float], ...], tuple[float, ...]], ...]
+    parts: tuple[BoxPart, ...]
     keys: tuple[tuple[int, Key], ...] = ()
     children: tuple["DividedBox", ...] = ()
 

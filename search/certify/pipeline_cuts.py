@@ -4,6 +4,7 @@ The check shares no code with the search, and redoes its arithmetic from the sec
 
     paths       each is walked again; how often a term is on it is counted again; blends have the means of these
     prices      what is known of stages of a rank together is taken off these counts; the whole budget is paid for
+    weighed     what is known counts so often that no term counts more often than on the path
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
     children    they must hold every cut that is left
@@ -32,6 +33,7 @@ from autoddl.core.pipeline_cuts import (
     Mixture,
     PricedPath,
     Trail,
+    WeighedPath,
     stage_load,
 )
 from autoddl.search.certify.pipeline_paths import PathWalk
@@ -91,18 +93,24 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
         trail = paths[q]
         if isinstance(trail, BlockLimit):
             return [[0.0] * 6 for _ in range(walk.schedule.stages)], [0.0] * (walk.schedule.stages - 1)
-        if isinstance(trail, PricedPath):
-            assert isinstance(paths[trail.path], tuple), f"{q} prices what is no path, or is priced already"
-            return counts(trail.path)
+        if isinstance(trail, PricedPath | WeighedPath):
+            own = _own(trail)
+            assert isinstance(paths[own], tuple), f"{q} prices what is no path, or is priced already"
+            return counts(own)
         parts = [one for one in trail if not isinstance(one, str)]
         return _mean(parts, [plain(k) for k, _ in parts]) if parts else plain(q)
 
     return [counts(q) for q in range(len(paths))]
 
 
+def _own(trail: PricedPath | WeighedPath) -> int:
+    """The number of the path that is priced or weighed."""
+    return trail.path if isinstance(trail, PricedPath) else trail.of
+
+
 def _is_blend(paths: Sequence[Trail], trail: Trail) -> bool:
-    """Whether a path is a blend, also as it is priced."""
-    own = paths[trail.path] if isinstance(trail, PricedPath) else trail
+    """Whether a path is a blend, also as it is priced or weighed."""
+    own = paths[_own(trail)] if isinstance(trail, PricedPath | WeighedPath) else trail
     return isinstance(own, tuple) and any(not isinstance(one, str) for one in own)
 
 
@@ -155,6 +163,8 @@ class _Check:
         for q, path in enumerate(proof.paths):
             if isinstance(path, PricedPath):
                 self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices, q in blends)
+            if isinstance(path, WeighedPath):
+                self.tables[q], self.fixed[q] = self._weighed(problem, q, counts[q], path)
             if isinstance(path, BlockLimit):
                 self._check_stages(path.stages, str(path))
                 assert path.sign in (1, -1), f"{path}: its sign is 1 or -1"
@@ -187,21 +197,39 @@ class _Check:
 
     def _priced(self, problem: CutProblem, q: int, counts: Array, prices: Mixture, blends: bool) -> Terms:
         """The seconds of a path on which stages of a rank are counted together, so often for each price."""
-        table, fixed, left = self.tables[q].copy(), float(self.fixed[q]), counts.copy()
-        added = np.zeros_like(table)
+        table, fixed = self.tables[q].copy(), float(self.fixed[q])
+        left, added, paid = self._together(problem, counts, prices)
+        for s in {s for k, _ in prices for s in problem.priced[k].stages}:
+            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
+        return table, fixed - paid
+
+    def _weighed(self, problem: CutProblem, q: int, counts: Array, path: WeighedPath) -> Terms:
+        """The seconds of a path on which what is known counts as often as it says."""
+        left, added, paid = self._together(problem, counts, path.together)
+        assert len(path.known) == len(left), f"{q} weighs what is known of other stages"
+        for s, own in enumerate(path.known):
+            for k, times in own:
+                assert times >= 0 <= k < len(self.known), f"{q} counts something less than never, or what is not known"
+                weights, values = self.known[k]
+                left[s] -= times * weights
+                added[s] += times * values[s]
+        assert left.min() >= 0, f"{q}: what is known counts more than is on the path"
+        return np.maximum(self.tables[q], added + (left[:, None] * self.terms).sum(axis=2)), float(self.fixed[q]) - paid
+
+    def _together(self, problem: CutProblem, counts: Array, prices: Mixture) -> tuple[Array, Array, float]:
+        """(the counts that are left of a path, [stage, blocks - 1] seconds that are added, seconds of every cut)."""
+        left, added, paid = counts.copy(), np.zeros(self.terms.shape[:2]), 0.0
         for k, times in prices:
             one = problem.priced[k]
             ranks = {frozenset(pipe[s] for pipe in problem.schedule.placement) for s in one.stages}
             assert times >= 0 <= one.price and len(ranks) == 1 and len(set(one.stages)) == len(one.stages), \
                 f"stages {one.stages} do not share the memory of the same ranks, each once"
-            fixed -= times * one.price * one.budget
+            paid += times * one.price * one.budget
             for s, weights, values in zip(one.stages, one.weights, one.values, strict=True):
                 left[s, :len(weights)] -= times * np.array(weights)
                 added[s] += times * values
         assert left.min() >= 0, f"{prices}: they count more than is on the path"
-        for s in {s for k, _ in prices for s in problem.priced[k].stages}:
-            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
-        return table, fixed
+        return left, added, paid
 
     def _check_stages(self, stages: Sequence[int], where: str) -> None:
         assert {*stages} <= {*range(len(self.terms))} and len({*stages}) == len(stages), \

@@ -16,13 +16,23 @@ from sampling import parametrize_or_slow
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_cuts import BlockLimit, CutNode, CutProblem, CutSolution, ListedPlans, StageSeconds
+from autoddl.core.pipeline_cuts import (
+    BlockLimit,
+    CutNode,
+    CutProblem,
+    CutProof,
+    CutSolution,
+    ListedPlans,
+    StageSeconds,
+    WeighedPath,
+)
 from autoddl.core.pipeline_schedules import generate
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.search import cut_boxes, pipeline_cuts
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
+from autoddl.search.cut_boxes import least_cut, single_stages
 from autoddl.search.cut_planes import CutPlanes, blended
 from autoddl.search.path_tables import KnownTerms, best_blend, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
@@ -158,9 +168,9 @@ def test_a_blend_says_more_than_its_paths_where_more_is_known_of_whole_stages() 
     """Forward and backward may each take less, though not both: of each path by itself the least counts."""
     problem, cut = chain("interleaved:2", 32, 4, 16), (4,) * 8
     less = replace(problem, seconds=problem.seconds * 0.5, whole=problem.seconds[:, :, :3].sum(axis=2))
-    most, (blend, _), _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
-                                closed_paths(problem.schedule), partial(critical_path, problem.schedule))
-    paths = [*(path for path, _ in blend), blended(blend)]
+    most, part, _ = best_blend(less, [(s,) for s in range(8)], [np.array([[n]]) for n in cut],
+                               closed_paths(problem.schedule), partial(critical_path, problem.schedule))
+    paths = [*(path for path, _ in part.blend), blended(part.blend)]
     *single, value = (table[range(8), cut].sum() + sum(n * 0.03 for n in path.transfers)
                       for table, path in zip(path_tables(KnownTerms(less), paths), paths, strict=True))
     assert 1.004 * max(single) < value == pytest.approx(most) and value <= seconds_of(problem, cut) * (1 + 1e-9)
@@ -207,6 +217,53 @@ def test_what_is_known_of_a_blends_own_counts_bounds_every_choice_of_plans(monke
             check_pipeline_bound(replace(problem, directions=()), found.proof, found.bound)
             needless += 1
     assert raised >= 5 and needless <= 4
+
+
+def known_by_sums(seed: int) -> CutProblem:
+    """A chain of 24 blocks of three plans for 1F1B, of which the least of seven random sums of terms is known."""
+    rng, schedule = np.random.default_rng(seed), chain("1f1b", 24, 4, 8).schedule
+    plans, blocks = rng.uniform(0.5, 1.5, (3, 6)), np.arange(1, 25)[:, None]
+    sums = [tuple(rng.integers(0, 9, 6).astype(float).tolist()) for _ in range(7)]
+    known = tuple((row, np.arange(1, 25) * (plans @ np.array(row)).min() * np.ones((4, 1))) for row in sums)
+    return CutProblem(schedule, blocks * plans.min(axis=0) * np.ones((4, 1, 1)), (0.1,) * 3, None, known)
+
+
+def weighed(problem: CutProblem) -> tuple[CutPlanes, int, int, float]:
+    """(paths, the number of a blend, that of it with what its linear program knows, what that says of the even cut)."""
+    planes = CutPlanes(problem, partial(trace_cut, problem), None, 1e-9)
+    most, part, _ = best_blend(problem, [(s,) for s in range(4)], [np.array([[6]])] * 4,
+                               closed_paths(problem.schedule, ("gather", "reduce", "update")),
+                               partial(critical_path, problem.schedule))
+    return planes, *planes.add_part(part), most
+
+
+def test_blends_are_bounded_by_all_that_their_linear_program_knows() -> None:
+    """Put together in orders, what is known of sums of terms says less than the linear program does."""
+    more = 0
+    for seed in range(8):
+        planes, number, own, most = weighed(known_by_sums(seed))
+        values = planes.at([(6,) * 4])[:, 0]
+        assert values[own] == pytest.approx(most, rel=1e-6)
+        more += values[own] > 1.001 * values[number]
+    assert more >= 4
+
+
+def test_what_counts_more_often_than_on_its_path_is_rejected() -> None:
+    problem = known_by_sums(0)
+    planes, _, own, _ = weighed(problem)
+    table, fixed = planes.mixed(((own, 1.0),))
+    bound = least_cut(single_stages(planes.possible), table)[0] + fixed
+    proof = CutProof(tuple(planes.trails), (), tuple((s,) for s in range(4)), CutNode((((own, 1.0),),)))
+    check_pipeline_bound(problem, proof, bound)
+    path = proof.paths[own]
+    assert isinstance(path, WeighedPath) and any(path.known)
+    with pytest.raises(AssertionError, match="cuts are left"):
+        check_pipeline_bound(problem, proof, 1.001 * bound)
+    for more, times, why in ((0, 1.1, "more than is on the path"), (0, -1.0, "less than never"), (7, 1.0, "not known")):
+        wrong = replace(path, known=tuple(tuple((k + more, x * times) for k, x in one) for one in path.known))
+        trails = (*proof.paths[:own], wrong, *proof.paths[own + 1:])
+        with pytest.raises(AssertionError, match=why):
+            check_pipeline_bound(problem, replace(proof, paths=trails), bound)
 
 
 def test_a_search_that_ends_early_has_a_bound_that_is_proved() -> None:

@@ -264,10 +264,11 @@ class Blended:
     seconds: float
 
 
-def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blended:
+def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan], enough: float = inf) -> Blended:
     """The blends of paths that say most of pipelines cut so, found from some plans of its stages that fit.
 
-    What is known of stages with the counts of these blends, and under these prices, is in `part` then.
+    What is known of stages with the counts of these blends, and under these prices, is in `part` then. None is sought
+    behind one which says that no pipeline cut so takes less than `enough` seconds.
     """
     graphs, flights = cut_graph(part.graph, staged.cuts), staged.flights
     ends = (0, *(part.places.index(cut) + 1 for cut in staged.cuts), part.units)
@@ -298,7 +299,19 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan]) -> Blen
         now = tuple(plan or old for plan, old in zip(made, best.plans, strict=True))
         met.append(_joint(part, staged, now, graphs, best))
         best = met[-1] if met[-1].seconds < best.seconds and _fit(part, staged, now, graphs) else best
+        if not priced and _known_of(part, ends, flights, weights) >= enough:
+            break
     return Blended(tuple(dict.fromkeys(blends)), tuple(dict.fromkeys(prices)), best.plans, best.seconds)
+
+
+def _known_of(part: StageParts, ends: Sequence[int], flights: Sequence[Flight],
+              weights: Sequence[tuple[float, ...]]) -> float:
+    """Seconds of a cut that are known of a blend with these weights: each end of a message has a half of it."""
+    sides, found = (0.0, *part.transfers, 0.0), 0.0
+    for s, ((a, b), flight, counts) in enumerate(zip(pairwise(ends), flights, weights, strict=True)):
+        sent = (counts[6] * sides[s] + counts[7] * sides[s + 1]) / 2
+        found += max(float(part.on(s).counted(flight, counts)[a, b]), sent) - part.twice[s].seconds(counts)
+    return found
 
 
 def _best_blend(schedule: Schedule, met: Sequence[_Joint], paths: list[PathBound], over: Array

@@ -333,9 +333,10 @@ class CutSearch:
         """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
         new = False
         if answer is not None and answer.blend is not None and not self.is_closed:
+            units = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
             with suppress(OutOfTime):
                 for s, counts in enumerate(answer.blend.stages):
-                    new = self.part.on(s).learn_direction(s, counts) or new
+                    new = self.part.on(s).learn_direction(s, counts, units) or new
         return new
 
     def _learn_prices(self, answer: CutSolution | None) -> bool:
@@ -437,7 +438,8 @@ class CutSearch:
         if not news and one is None and not self.part.shares:
             news = self._known(StageParts.fit, stages)
         if not news and one is not None and not is_known and not self.late() and not self.is_closed:
-            made = blend_paths(self.part, self.cuts.staged(cut), one.plans)
+            made = blend_paths(self.part, self.cuts.staged(cut), one.plans,
+                               self.best * (1 - self.part.task.options.tolerance))
             self.cuts.add_plans(cut, made.plans)
             self.blends += made.blends
             self.prices += made.prices

@@ -28,7 +28,8 @@ from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts, Ports
 from autoddl.schedule.stage_bytes import alone_bytes
 
-__all__ = ["ANY", "ONE", "SEVERAL", "Made", "OutOfTime", "PlansBetween", "SolvedStage", "SolvedStages"]
+__all__ = ["ANY", "ONE", "SEVERAL", "Made", "OutOfTime", "PlansBetween", "SolvedStage", "SolvedStages",
+           "policy_in"]
 
 Made = tuple[Candidate, tuple[int, ...]]
 """What makes a plan of a stage: a candidate, and the option of each of its variables."""
@@ -238,7 +239,7 @@ class SolvedStages(StageUnits):
             task = replace(self.task, counts=counts, copies=self.copies, budget=inf)
             self._counted_freely[at] = graph, self.search(task, graph, SEVERAL if at[1] else ONE, self.within)
         source, made = self._counted_freely[at]
-        policy = _policy_in(graph, source, made.candidate.recompute)
+        policy = policy_in(graph, source, made.candidate.recompute)
         made = replace(made, candidate=replace(made.candidate, recompute=policy))
         return self._planned_alone(self._alone_solved(graph, key, flight), graph, made, flight, self.task.budget)
 
@@ -318,7 +319,7 @@ class SolvedStages(StageUnits):
         one = chosen(task, candidate, solution, {})
         seconds = assemble_choice(one.pricing, one.solution.choice, one.variables).predicted.seconds
         alone = replace(solved.found.solution, choice=solution.choice, seconds=seconds)
-        candidate = replace(candidate, recompute=_policy_in(solved.graph, graph, candidate.recompute))
+        candidate = replace(candidate, recompute=policy_in(solved.graph, graph, candidate.recompute))
         return self._plan(solved.graph, graph, replace(solved.found, candidate=candidate, solution=alone), flight)
 
     def _plan(self, source: StageGraph, graph: StageGraph, found: Found, flight: Flight) -> Plan:
@@ -328,7 +329,7 @@ class SolvedStages(StageUnits):
         """
         task, flight = stage_task(self.task, graph, self.cluster, self.each), flight.own
         candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting, stays=False,
-                            recompute=_policy_in(graph, source, found.candidate.recompute))
+                            recompute=policy_in(graph, source, found.candidate.recompute))
         row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)
@@ -343,7 +344,7 @@ def _between(more: Sequence[int], less: Sequence[int], blocks: int) -> Iterator[
         yield tuple(less[k] if k in apart[len(apart) - n:] else more[k] for k in range(len(more)))
 
 
-def _policy_in(graph: StageGraph, source: StageGraph, policy: str) -> str:
+def policy_in(graph: StageGraph, source: StageGraph, policy: str) -> str:
     """The recomputation of stage `source` in the names of the blocks of `graph`, which is like it."""
     theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
     return renamed_policy(policy, dict(zip(theirs, own, strict=True)))

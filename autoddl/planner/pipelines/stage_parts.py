@@ -47,10 +47,12 @@ from autoddl.core.layout import Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph
+from autoddl.planner.candidates import Candidate
+from autoddl.planner.mesh_search import Found
 from autoddl.planner.pins import also_pinned
 from autoddl.planner.pipelines.joined_stages import joined
 from autoddl.planner.pipelines.shared_budget import EVEN
-from autoddl.planner.pipelines.solved_stages import ANY, ONE, SolvedStage, SolvedStages
+from autoddl.planner.pipelines.solved_stages import ANY, ONE, SEVERAL, SolvedStage, SolvedStages, policy_in
 from autoddl.planner.pipelines.stage_ports import PieceMessages
 from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
@@ -64,6 +66,12 @@ DIRECTIONS = 32
 
 MOST_DIRECTIONS = 32
 """Counts of blends of which the least is known, at most."""
+
+FEWER = 2
+"""Units that the first or the last stage of a cut has more than what is searched for the counts of its blend."""
+
+KEPT = 24
+"""Searches of stages under other counts that are kept: about those of a cut."""
 
 Weights = tuple[float, ...]
 """How often each of the `StageSeconds` of a stage counts."""
@@ -86,6 +94,7 @@ class StageParts(SolvedStages):
         _joined     by counts and `apart`, what was known of stages and what that says of longer ones
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
+        _lately     what was found of the last of these, and the stages that were searched
         _under      stages like these under shares of the budget, by these
         _pinned     stages like these on one mesh with more pins, by these
         _sized      stages like these on parts of so many ranks, by that number, where parts differ
@@ -95,6 +104,7 @@ class StageParts(SolvedStages):
     _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
+    _lately: dict[tuple[Any, ...], tuple[StageGraph, Found]] = field(default_factory=dict)
     _under: dict[float, "StageParts"] = field(default_factory=dict)
     _pinned: dict[tuple[str, ...], "StageParts"] = field(default_factory=dict)
     _sized: dict[int, "StageParts"] = field(default_factory=dict)
@@ -116,8 +126,8 @@ class StageParts(SolvedStages):
                 self, sizes=sizes, size=size, _ports={}, _alone={}, _within_longer={}, _solved={}, _free={}, _drawn={},
                 _counted_freely={}, _least={}))
             found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
-                                         splits=self.splits, sizes=sizes, _counted={}, _prices=StagePrices(),
-                                         _under={}, _pinned={})
+                                         splits=self.splits, sizes=sizes, _counted={}, _lately={},
+                                         _prices=StagePrices(), _under={}, _pinned={})
         return found
 
     def under(self, share: float) -> "StageParts":
@@ -125,8 +135,8 @@ class StageParts(SolvedStages):
         if share not in self._under:
             task = replace(self.task, budget=self.task.budget * share / EVEN)
             least = {key: value for key, value in self._least.items() if key[2] == ANY}
-            self._under[share] = replace(self, task=task, _solved={}, _counted={}, _prices=StagePrices(), _under={},
-                                         _pinned={}, _least=least)
+            self._under[share] = replace(self, task=task, _solved={}, _counted={}, _lately={}, _prices=StagePrices(),
+                                         _under={}, _pinned={}, _least=least)
         return self._under[share]
 
     def scheduled(self, stages: int, splits: bool, placement: tuple[tuple[int, ...], ...]) -> "StageParts":
@@ -135,7 +145,7 @@ class StageParts(SolvedStages):
         What is found of plans of one is known of the other.
         """
         return replace(self, stages=stages, splits=splits, placement=placement, _counted_freely={}, _counted={},
-                       _prices=StagePrices(), _under={}, _pinned={})
+                       _lately={}, _prices=StagePrices(), _under={}, _pinned={})
 
     def pinned_to(self, mesh: Mesh, pins: tuple[str, ...]) -> "StageParts":
         """Stages like these on one mesh, with more pins; nothing is known of them yet."""
@@ -145,7 +155,7 @@ class StageParts(SolvedStages):
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _drawn={}, _counted_freely={}, _least={}, _counted={},
+                                        _free={}, _drawn={}, _counted_freely={}, _least={}, _counted={}, _lately={},
                                         _prices=StagePrices(), _alone={}, _within_longer={}, _under={}, _pinned={})
         return self._pinned[key]
 
@@ -316,21 +326,33 @@ class StageParts(SolvedStages):
 
         Returns the plan of `stage`, which is it with the names of a pipeline; None where none was found that fits.
         """
-        graph, solved = self._cut(a, b), self._alone_solved(*self.alone(a, b), flight)
+        solved = self._alone_solved(*self.alone(a, b), flight)
         if solved.found is None or not any(weights[:6]):
             return None
         at = flight if solved.binds else ANY
-        task = replace(self._counted_so(a, b, weights), budget=self.task.budget if solved.binds else inf)
         try:
-            made = self.search(task, graph, at if solved.binds else ONE, self.within)
+            made = self._counted_once(a, b, weights, at, at if solved.binds else ONE)
             self._counted[self.alone(a, b)[1], self._sides(a, b), weights, at] = made.bound
             if self._sends_more(a, b, stage):
                 return self.searched_for(stage, flight, self._counts(weights), None)
             if at.is_several != flight.is_several:
-                made = self.search(task, graph, flight, (made.candidate,))
+                made = self._counted_once(a, b, weights, at, SEVERAL, (made.candidate,))
         except Infeasible:
             return None
         return self._planned_alone(solved, stage, made, flight, self.task.budget)
+
+    def _counted_once(self, a: int, b: int, weights: tuple[float, ...], at: Flight, flight: Flight,
+                      within: Sequence[Candidate] = ()) -> Found:
+        """What is found of a stage, or of one like it, whose seconds and messages count so; the last are remembered."""
+        graph, key = self._cut(a, b), (self.alone(a, b)[1], self._sides(a, b), weights, at, flight)
+        if key not in self._lately:
+            while len(self._lately) >= KEPT:
+                del self._lately[next(iter(self._lately))]
+            task = replace(self._counted_so(a, b, weights), budget=inf if at == ANY else self.task.budget)
+            self._lately[key] = graph, self.search(task, graph, flight, within or self.within)
+        source, made = self._lately[key]
+        policy = policy_in(graph, source, made.candidate.recompute)
+        return replace(made, candidate=replace(made.candidate, recompute=policy))
 
     def _sends_more(self, a: int, b: int, stage: StageGraph) -> bool:
         """Whether a stage of a pipeline sends to several others what it sends once where these are one stage.
@@ -399,10 +421,12 @@ class StageParts(SolvedStages):
         """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch."""
         return tuple(floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6])
 
-    def learn_direction(self, s: int, counts: Sequence[float]) -> bool:
-        """Makes known what the commonest unit takes where seconds count as those of stage s do in a blend, nearly.
+    def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int]) -> bool:
+        """Makes known what stages like stage s of a cut take where seconds count nearly as in a blend.
 
-        Of the first and the last stage that is known of the first and the last unit too. Returns whether it was not.
+        `units` are those of each stage of the cut. The commonest unit is searched, and some of its kind in a row, by
+        which longer stages are known. Of the first and the last stage so are the units at the end. Returns whether any
+        is new.
         """
         most = max(counts[:6])
         if most <= 0 or self.apart == inf or self._commonest is None:
@@ -411,8 +435,17 @@ class StageParts(SolvedStages):
         if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
             return False
         self._directions[weights] = None
-        ends = {0: [0], self.stages - 1: [self.units - 1]}.get(s, [])
-        return bool(sum(self._search_least(*self.joining(at, at + 1), weights) for at in (self._commonest, *ends)))
+        ends = {0: [(0, 1), (0, max(1, units[0] - FEWER))],
+                self.stages - 1: [(self.units - 1, self.units), (self.units - max(1, units[-1] - FEWER), self.units)]}
+        alike = [self._commonest_row(k) for k in (1, min(units[1:-1], default=2) - 1)]
+        return bool(sum(self._search_least(*self.joining(*at), weights) for at in (*alike, *ends.get(s, []))))
+
+    def _commonest_row(self, units: int) -> tuple[int, int]:
+        """The first of some units in a row of the commonest kind, or of as many as there are; at least one."""
+        at, end = self._commonest or 0, (self._commonest or 0) + 1
+        while end - at < units and end < self.units - 1 and self._kinds[end] == self._kinds[at]:
+            end += 1
+        return at, end
 
     def _search_least(self, graph: StageGraph, key: str, weights: Weights, at: Flight = ANY) -> bool:
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""
