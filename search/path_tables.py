@@ -309,8 +309,8 @@ def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Se
 
     The seconds are those of the fractional cuts of these options, and no bound of cuts with others. `options` are
     [option, stage of the group] -> blocks; `paths` are those to begin with. The cut has the mean blocks of each stage.
-    All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0. A blend that
-    is clearly above `most` need not be better.
+    All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0. A blend
+    that is clearly above `most` need not be better.
     """
     program, used = _Fractional(problem, groups, options, limits), [*paths]
     for path in paths:
@@ -388,7 +388,8 @@ class _Fractional:
             self._row([*self._weighted(s, weights), *self._known(s, values)], 0.0)
         for weights, known in (*_stated(problem), *problem.directions):
             if (known[s, sizes] > least @ np.array(weights[:6])).any():
-                self.known[s].append((weights, self._row([*self._weighted(s, weights), *self._known(s, known[s])], 0.0)))
+                row = self._row([*self._weighted(s, weights), *self._known(s, known[s])], 0.0)
+                self.known[s].append((weights, row))
 
     def _row(self, pairs: Sequence[tuple[Any, float]], least: float, most: float | None = None) -> Any:
         """Adds least <= sum of variable * value <= most; returns it."""
