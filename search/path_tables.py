@@ -50,7 +50,7 @@ Blend = tuple[tuple[PathBound, float], ...]
 Told = tuple[tuple[tuple[float, ...], float], ...]
 """(weights of what is known of a stage, how often it counts)."""
 
-Together = tuple[tuple[tuple[object, ...], float], ...]
+ToldOfRanks = tuple[tuple[tuple[object, ...], float], ...]
 """(stages of a rank, weights and price of what is known of them together, how often it counts)."""
 
 TraceStages = Callable[[Sequence[StageSeconds], Sequence[float]], tuple[float, PathBound]]
@@ -231,7 +231,7 @@ def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPar
     return np.maximum(table, np.pad(added, ((0, 0), (1, 0)))), -paid, WeighedPath(0, tuple(numbers), together)
 
 
-def _take_together(problem: CutProblem, told: Together, left: Array, added: Array) -> Mixture:
+def _take_together(problem: CutProblem, told: ToldOfRanks, left: Array, added: Array) -> Mixture:
     """How often what is known of stages of a rank together counts: it is taken off the counts, and its seconds added.
     """
     names, found = {(one.stages, one.weights, one.price): k for k, one in enumerate(problem.priced)}, list[
@@ -316,7 +316,7 @@ def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Se
     for path in paths:
         program.add(path)
     limited, cut = (most,) * len(limits), tuple[float, ...]()
-    told: tuple[tuple[Told, ...], Together] = ((),) * len(problem.seconds), ()
+    told: tuple[tuple[Told, ...], ToldOfRanks] = ((),) * len(problem.seconds), ()
     weights, within, ends, seconds = [1.0], None, inf, 0.0
     for _ in range(GENERATED):
         found = program.solve()
@@ -436,7 +436,7 @@ class _Fractional:
         """The seconds that a block costs at each limit."""
         return tuple(max(0.0, -row.dual_value()) for row in self.limits)
 
-    def told(self) -> tuple[tuple[Told, ...], Together]:
+    def told(self) -> tuple[tuple[Told, ...], ToldOfRanks]:
         """How often what is known counts, by stage of each, and of stages together; what counts least comes last."""
         return tuple(map(_counting, self.known)), _counting(self.together)
 
