@@ -6,9 +6,11 @@
     priced_table    the table of a path with the prices that say most at a cut
     weighed_table   the table of a blend with the dual values of its linear program
     best_blend      the blend of paths that says most of a box of cuts
+    blend_of_plans  the blend that says most of mixtures of plans that were found
 
-The last is a linear program over fractional cuts. Let y[g, o] be the share of option o of group g, and x[s] the seconds
-of stage s, one of each term. With all that is known, of terms weighted w and of stages of a rank under a price,
+The first blend is that of a linear program over fractional cuts. Let y[g, o] be the share of option o of group g, and
+x[s] the seconds of stage s, one of each term. With all that is known, of terms weighted w and of stages of a rank under
+a price,
 
     minimise T   subject to   T >= path(x)  for each path          w . x[s] >= sum over o of y[g, o] known[s, o]
                               sum over s of a rank of w . x[s] + price * budget >= the same sum of its priced values
@@ -19,6 +21,15 @@ Paths are generated: those that are critical where stages take the seconds x, an
 shortest pipeline met. Both points may be had, and the second settles sooner. The dual values of the paths are the
 weights of the blend, and those of limits prices of a block. That its terms are those of one plan of a stage on all of
 its paths is what mixtures do not know.
+
+What a blend says is the least of linear functions of its counts, one for each choice of plans. So it is concave. What
+is known of some counts is below it, and is greatest where something is known already: there nothing new is learned.
+Plans that were found are above it. So the counts to be searched next are those of the blend that says most of these
+(Kelley, The cutting-plane method for solving convex programs, 1960). With Y[s] the mixtures of plans of a stage,
+
+    minimise T   subject to   T >= path(x)  for each path      x[s] in Y[s]      bytes of a rank at most its budget
+
+The weights of the blend are the dual values of its paths, and the price of a byte is that of the budget.
 """
 
 from collections.abc import Callable, Sequence
@@ -41,8 +52,8 @@ from autoddl.core.pipeline_cuts import (
     WeighedPath,
 )
 
-__all__ = ["Blend", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "counts_of", "linear_program",
-           "path_tables", "priced_rows", "priced_table", "weighed_table"]
+__all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "blend_of_plans",
+           "counts_of", "linear_program", "path_tables", "priced_rows", "priced_table", "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -59,6 +70,9 @@ TraceStages = Callable[[Sequence[StageSeconds], Sequence[float]], tuple[float, P
 NEAR = 1e-3
 """The part by which a pipeline may be above the paths of a linear program that are enough."""
 
+RISES = 1e-4
+"""The part by which a pipeline may be above mixtures of plans that were found."""
+
 GENERATED = 50
 """Paths that are generated for a blend, at most."""
 
@@ -73,6 +87,19 @@ PIVOTS = 20_000
 
 LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
+
+
+class FoundPlans(NamedTuple):
+    """Plans that were found of a stage, or of each of some equal parts of it, which may have a mixture of them.
+
+        times      the number of these parts
+        terms      [plan, term]: seconds, and last by how much the messages before and behind take more than the least
+        nbytes     [plan], of a rank, in parts of its budget; none where bytes do not count
+    """
+
+    times: float
+    terms: Array
+    nbytes: Array
 
 
 class PricedRows(NamedTuple):
@@ -442,9 +469,7 @@ class _Fractional:
 
     def weights(self) -> list[float]:
         """The weights of the paths, of sum 1; those of next to no weight have none."""
-        found = [max(0.0, row.dual_value()) for row in self.paths]
-        found = [weight if weight > 1e-7 else 0.0 for weight in found]
-        return [weight / sum(found) for weight in found] if any(found) else [1.0]
+        return _shares(self.paths)
 
 
 def _counting(rows: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, float], ...]:
@@ -457,3 +482,89 @@ def _single_terms(problem: CutProblem, s: int) -> list[tuple[tuple[float, ...], 
     """What is known of each term of a stage by itself."""
     every = np.eye(problem.seconds.shape[2])
     return [(tuple(every[k]), problem.seconds[s, :, k]) for k in range(len(every)) if problem.seconds[s, 0, k] > 0]
+
+
+def blend_of_plans(found: Sequence[Sequence[FoundPlans]], transfers: Sequence[float], trace: TraceStages,
+                   groups: Sequence[Sequence[int]] = ()) -> tuple[float, Blend, tuple[float, ...]]:
+    """(seconds, the blend of paths that says most of mixtures of plans that were found, price of a budget by group).
+
+    `found` has the plans of each part of each stage. The bytes of a group's stages have a budget together. The seconds
+    are no bound: they are above those of every blend. Where no mixture fits, they are infinite.
+    """
+    program, used = _Mixtures(found, transfers, groups), list[PathBound]()
+    seconds, now, weights = 0.0, program.even(), list[float]()
+    for _ in range(GENERATED):
+        ends, path = trace(*_split(now))
+        if path in used or (used and ends <= seconds * (1 + RISES)):
+            break
+        used.append(path)
+        program.add(path)
+        made = program.solve()
+        if made is None:
+            return inf, ((path, 1.0),), (0.0,) * len(groups)
+        seconds, now = made
+        weights = _shares(program.paths)
+    blend = tuple((path, weight) for path, weight in zip(used, weights, strict=False) if weight > 0)
+    return seconds, blend, program.prices() if groups else ()
+
+
+class _Mixtures:
+    """The linear program of `blend_of_plans`."""
+
+    def __init__(self, found: Sequence[Sequence[FoundPlans]], transfers: Sequence[float],
+                 groups: Sequence[Sequence[int]]) -> None:
+        self.solver, self.transfers, self.paths = linear_program(), np.array(transfers), list[Any]()
+        self.seconds = self.solver.NumVar(0.0, self.solver.infinity(), "")
+        self.found, self.terms = found, [np.concatenate([one.terms for one in own]) for own in found]
+        self.shares = [[[self.solver.NumVar(0.0, self.solver.infinity(), "") for _ in one.terms] for one in own]
+                       for own in found]
+        for one, shares in ((one, shares) for own, every in zip(found, self.shares, strict=True)
+                            for one, shares in zip(own, every, strict=True)):
+            self._row([(share, 1.0) for share in shares], one.times, one.times)
+        self.budgets = [self._row([(share, float(nbytes)) for s in group for one, shares in zip(
+            found[s], self.shares[s], strict=True) for share, nbytes in zip(shares, one.nbytes, strict=True)],
+            -self.solver.infinity(), 1.0) for group in groups]
+        self.solver.Minimize(self.seconds)
+
+    def _row(self, pairs: Sequence[tuple[Any, float]], least: float, most: float) -> Any:
+        row = self.solver.Constraint(least, most)
+        for variable, value in pairs:
+            row.SetCoefficient(variable, value)
+        return row
+
+    def even(self) -> Array:
+        """The seconds of stages that have as much of each plan, and of transfers then."""
+        return self._taken([np.concatenate([np.full(len(one.terms), one.times / len(one.terms)) for one in own])
+                            for own in self.found])
+
+    def _taken(self, shares: Sequence[Array]) -> Array:
+        terms = np.stack([own @ rows for own, rows in zip(shares, self.terms, strict=True)])
+        return np.concatenate([terms[:, :6].ravel(), self.transfers + terms[:-1, 7] + terms[1:, 6]])
+
+    def add(self, path: PathBound) -> None:
+        """Adds a path: the pipeline takes no less."""
+        pairs = [(share, -float(seconds)) for counts, every, rows in zip(
+            _counts(path), self.shares, self.terms, strict=True) for share, seconds in zip(
+            (share for shares in every for share in shares), rows @ counts, strict=True)]
+        fixed = float(self.transfers @ np.array(path.transfers))
+        self.paths.append(self._row([(self.seconds, 1.0), *pairs], fixed, self.solver.infinity()))
+
+    def solve(self) -> tuple[float, Array] | None:
+        """(the least seconds, those of stages and of transfers); None where no mixture fits, or GLOP comes to no end.
+        """
+        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+            return None
+        return self.seconds.solution_value(), self._taken(
+            [np.array([max(0.0, share.solution_value()) for shares in every for share in shares])
+             for every in self.shares])
+
+    def prices(self) -> tuple[float, ...]:
+        """The seconds that the whole budget of each group costs."""
+        return tuple(max(0.0, -row.dual_value()) for row in self.budgets)
+
+
+def _shares(paths: Sequence[Any]) -> list[float]:
+    """The dual values of paths, as weights of sum 1; those of next to none are 0."""
+    found = [max(0.0, row.dual_value()) for row in paths]
+    found = [weight if weight > 1e-7 else 0.0 for weight in found]
+    return [weight / sum(found) for weight in found] if any(found) else [1.0]

@@ -19,11 +19,9 @@ fastest.
 
 The same gives bounds. A blend of paths, with weights of sum 1, is below every step: it counts every second of a stage
 once, in the mean. With these counts, and with the least of its messages, each stage has a least (`StageParts.count`).
-So the blend has one too, whatever all stages choose. The best blend for the pipelines met so far is a linear program.
-Its dual values are shares of these pipelines. A path that is critical where stages take the mean of their seconds in
-them is added, where it is above the blend. The counts of the blend then find another pipeline, and another path, until
-both agree (`blend_paths`). These are cutting planes (Kelley, The cutting-plane method for solving convex programs,
-1960).
+So the blend has one too, whatever all stages choose. The best blend for mixtures of the plans met so far is a linear
+program (`search.path_tables.blend_of_plans`). Its counts then find other plans, until both agree (`blend_paths`). That
+each stage has a mixture of its own, and not all stages those of some pipelines, takes few such turns.
 
 Stages of one part of the cluster share the memory of its ranks. Their bytes have a price in the linear program, one for
 each such part, beside the weights of the paths. They are those at the fullest moment of the rank, while none runs. A
@@ -31,10 +29,11 @@ stage then has the least of its seconds and its bytes' price, and the budget's o
 (`core.pipeline_cuts`). So the bound knows that stages must fit together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import chain, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible, InputError
-from autoddl.core.pipeline import Flight, Schedule
+from autoddl.core.pipeline import Flight
 from autoddl.core.pipeline_cuts import PathBound, StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph, cut_graph
@@ -57,8 +56,8 @@ from autoddl.planner.pipelines.tied_stages import following, led
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_bytes import alone_bytes, at_moments, resting_bytes
 from autoddl.schedule.stage_lanes import stored_apart
-from autoddl.search.cut_planes import best_priced, blended
-from autoddl.search.path_tables import Blend
+from autoddl.search.cut_planes import blended
+from autoddl.search.path_tables import Blend, FoundPlans, blend_of_plans
 
 __all__ = ["Blended", "SharedPrice", "blend_paths", "filled_bubbles", "groups_of", "improved", "priced_groups",
            "stage_weights"]
@@ -71,12 +70,6 @@ STALE = 2
 
 BLENDS = 6
 """Blends of the paths of one cut, at most."""
-
-GENERATED = 40
-"""Paths that are generated for a blend, at most."""
-
-RISES = 1e-4
-"""The part by which such a path must be above the blend."""
 
 DIGITS = 6
 """Decimals of the counts of a blend of which something is known."""
@@ -277,10 +270,10 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan], enough:
     met, blends, prices = [best], list[Blend](), list[SharedPrice]()
     if groups:
         met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights)), graphs))
-    done, paths = set[object](), list[PathBound]()
+    done, alike = set[object](), [(part.on(s).alone(a, b)[1], s in chain(*groups)) for s, (a, b) in
+                                  enumerate(pairwise(ends))]
     for _ in range(BLENDS):
-        over = np.array([[_over(part, one.plans, group, flights) for one in met] for group in groups])
-        blend, paid = _best_blend(staged.schedule(), met, paths, over.reshape(len(groups), len(met)))
+        blend, paid = _best_blend(part, staged, met, alike, groups)
         weights = stage_weights(blend)
         priced = [SharedPrice(group, tuple(weights[s] for s in group), float(f"{total / part.task.budget:.6g}"))
                   for group, total in zip(groups, paid, strict=True) if total > 0]
@@ -314,27 +307,24 @@ def _known_of(part: StageParts, ends: Sequence[int], flights: Sequence[Flight],
     return found
 
 
-def _best_blend(schedule: Schedule, met: Sequence[_Joint], paths: list[PathBound], over: Array
-                ) -> tuple[Blend, tuple[float, ...]]:
-    """(the blend of paths that says most of the pipelines that were met, prices of whole budgets).
+def _best_blend(part: StageParts, staged: Staged, met: Sequence[_Joint], alike: Sequence[Hashable],
+                groups: Sequence[Sequence[int]]) -> tuple[Blend, tuple[float, ...]]:
+    """(the blend of paths that says most of the plans that were met, prices of whole budgets).
 
-    Adds to `paths` those of new pipelines, and those that are critical where stages take the mean of their seconds.
+    A stage may have the plan of any that is `alike`.
     """
-    paths += [one.path for one in met if one.path not in paths]
-    for _ in range(GENERATED):
-        values = np.array([[path.seconds(one.stages, one.transfers) for one in met] for path in paths])
-        mixture, paid, shares = best_priced(values, over)
-        if not shares:
-            break
-        weights = np.array(shares)
-        stages = [StageSeconds(*(weights @ np.array(rows)).tolist())
-                  for rows in zip(*(one.stages for one in met), strict=True)]
-        _, path = critical_path(schedule, stages, (weights @ np.array([one.transfers for one in met])).tolist())
-        mean = sum(share * path.seconds(one.stages, one.transfers) for share, one in zip(shares, met, strict=True))
-        if path in paths or mean <= float((values @ weights).max()) * (1 + RISES):
-            break
-        paths.append(path)
-    return tuple((paths[q], weight) for q, weight in mixture), paid
+    least, found = np.min([one.transfers for one in met], axis=0), list[tuple[FoundPlans, ...]]()
+    shared = {*chain(*groups)}
+    for s, flight in enumerate(staged.flights):
+        rows = dict[tuple[float, ...], float]()
+        for t in (t for t, name in enumerate(alike) if name == alike[s]):
+            for one in met:
+                more = (0.0, *(np.array(one.transfers) - least) / 2, 0.0)
+                terms = tuple(float(f"{x:.9g}") for x in (*one.stages[t], more[t], more[t + 1]))
+                rows[terms] = resting_bytes(one.plans[t], flight) / part.task.budget if s in shared else 0.0
+        found.append((FoundPlans(1.0, np.array([*rows]), np.array([*rows.values()])),))
+    _, blend, paid = blend_of_plans(found, least.tolist(), partial(critical_path, staged.schedule()), groups)
+    return blend, paid
 
 
 def groups_of(staged: Staged) -> list[tuple[int, ...]]:
@@ -346,11 +336,6 @@ def groups_of(staged: Staged) -> list[tuple[int, ...]]:
 def priced_groups(staged: Staged) -> list[tuple[int, ...]]:
     """Those of which there is a moment at which each stage has something: prices of bytes count what it has then."""
     return [group for group in groups_of(staged) if all(staged.flights[s].most for s in group)]
-
-
-def _over(part: StageParts, plans: Sequence[Plan], group: Sequence[int], flights: Sequence[Flight]) -> float:
-    """By what part of the budget the stages of a part are above it, with what they have while none of them runs."""
-    return sum(resting_bytes(plans[s], flights[s]) for s in group) / part.task.budget - 1
 
 
 def stage_weights(blend: Blend) -> list[tuple[float, ...]]:

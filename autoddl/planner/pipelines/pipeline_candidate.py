@@ -47,7 +47,8 @@ from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.tried_cuts import TriedCuts, roomier
 from autoddl.planner.process_pool import processor_seconds
-from autoddl.search.path_tables import Blend
+from autoddl.search.cut_planes import blended
+from autoddl.search.path_tables import Blend, blend_of_plans
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
 __all__ = ["Alternative", "CutSearch"]
@@ -71,6 +72,9 @@ FIRST = 3
 """Cuts of a candidate whose plans are found roughly at most, until there is one."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
+
+SAID = 8
+"""Blends of the plans of units that are sought for one answer, at most."""
 
 TURNS = 3
 """Times that a blend is found of all cuts, and what units take where seconds count so: before anything is solved, and
@@ -330,14 +334,35 @@ class CutSearch:
         return self._least(self._problem, self._tolerance, effort)
 
     def _learn_blend(self, answer: CutSolution | None) -> bool:
-        """Learns what units take where seconds count as in the blend of an answer; whether that was new of any."""
+        """Learns what units take where seconds count as in a blend; whether that was new of any.
+
+        It is that which says most of the plans of units that were found, or of what is known where units do not tell.
+        """
+        if answer is None or answer.blend is None or self.is_closed:
+            return False
+        units = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
         new = False
-        if answer is not None and answer.blend is not None and not self.is_closed:
-            units = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
-            with suppress(OutOfTime):
-                for s, counts in enumerate(answer.blend.stages):
-                    new = self.part.on(s).learn_direction(s, counts, units) or new
+        with suppress(OutOfTime):
+            blend = self._blend_of_units(units) or answer.blend
+            for s, counts in enumerate(blend.stages):
+                new = self.part.on(s).learn_direction(s, counts, units) or new
         return new
+
+    def _blend_of_units(self, units: Sequence[int]) -> PathBound | None:
+        """The blend that says most of all plans of the units of a cut, nearly; None where units do not tell.
+
+        It is that of the plans that were found, while its counts find others.
+        """
+        blend = None
+        for _ in range(SAID):
+            found = [self.part.on(s).found_units(s, n) for s, n in enumerate(units)]
+            if not all(found):
+                return None
+            _, paths, _ = blend_of_plans(found, self.part.transfers, partial(critical_path, self.schedule))
+            blend = blended(paths)
+            if not sum([self.part.on(s).find_units(s, counts) for s, counts in enumerate(blend.stages)]):
+                break
+        return blend
 
     def _learn_prices(self, answer: CutSolution | None) -> bool:
         """Learns the same with bytes at the best prices, of ranks whose bytes have one; whether one was new."""

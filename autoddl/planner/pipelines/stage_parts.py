@@ -43,8 +43,10 @@ import numpy as np
 
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import Infeasible
+from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.pipeline import Flight
+from autoddl.core.pipeline_cuts import StageSeconds
 from autoddl.core.plan import Plan
 from autoddl.core.stages import StageGraph
 from autoddl.planner.candidates import Candidate
@@ -58,13 +60,15 @@ from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_seconds import stage_seconds
+from autoddl.search.path_tables import FoundPlans
 
 __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
-DIRECTIONS = 32
+DIRECTIONS = 64
 """Steps in which counts of a blend are told apart, of the greatest of a stage."""
 
-MOST_DIRECTIONS = 32
+MOST_DIRECTIONS = 160
 """Counts of blends of which the least is known, at most."""
 
 FEWER = 2
@@ -92,6 +96,7 @@ class StageParts(SolvedStages):
 
         _directions counts of blends, rounded, of which the least of single units is known
         _joined     by counts and `apart`, what was known of stages and what that says of longer ones
+        _taken      seconds of the plans of single units that are the least where seconds count so, by structure
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
         _lately     what was found of the last of these, and the stages that were searched
@@ -102,6 +107,7 @@ class StageParts(SolvedStages):
 
     _directions: dict[Weights, None] = field(default_factory=dict)
     _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
+    _taken: dict[str, dict[Weights, StageSeconds]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _lately: dict[tuple[Any, ...], tuple[StageGraph, Found]] = field(default_factory=dict)
@@ -124,7 +130,7 @@ class StageParts(SolvedStages):
         for size in dict.fromkeys(sizes):
             alike = known.setdefault(size, replace(
                 self, sizes=sizes, size=size, _ports={}, _alone={}, _within_longer={}, _solved={}, _free={}, _drawn={},
-                _counted_freely={}, _least={}))
+                _counted_freely={}, _least={}, _taken={}))
             found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
                                          splits=self.splits, sizes=sizes, _counted={}, _lately={},
                                          _prices=StagePrices(), _under={}, _pinned={})
@@ -155,8 +161,9 @@ class StageParts(SolvedStages):
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _drawn={}, _counted_freely={}, _least={}, _counted={}, _lately={},
-                                        _prices=StagePrices(), _alone={}, _within_longer={}, _under={}, _pinned={})
+                                        _free={}, _drawn={}, _counted_freely={}, _taken={}, _least={}, _counted={},
+                                        _lately={}, _prices=StagePrices(), _alone={}, _within_longer={}, _under={},
+                                        _pinned={})
         return self._pinned[key]
 
     def _every(self, known: Callable[[str], float], *, joining: bool = False) -> Array:
@@ -418,8 +425,12 @@ class StageParts(SolvedStages):
         return 1 + inner.index(Counter(inner).most_common(1)[0][0]) if inner else None
 
     def rounded(self, counts: Sequence[float], most: float) -> Weights:
-        """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch."""
-        return tuple(floor(x / most * DIRECTIONS + 1e-6) / DIRECTIONS * self.each for x in counts[:6])
+        """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch.
+
+        What comes once a step takes as long as many microbatches, and is told apart by as much smaller steps.
+        """
+        steps = (DIRECTIONS,) * 3 + (DIRECTIONS * self.each,) * 3
+        return tuple(floor(x / most * step + 1e-6) / step * self.each for x, step in zip(counts, steps, strict=False))
 
     def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int]) -> bool:
         """Makes known what stages like stage s of a cut take where seconds count nearly as in a blend.
@@ -432,13 +443,15 @@ class StageParts(SolvedStages):
         if most <= 0 or self.apart == inf or self._commonest is None:
             return False
         weights = self.rounded(counts, most)
-        if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
+        is_new = weights not in self._directions
+        if is_new and len(self.directions) >= MOST_DIRECTIONS:
             return False
         self._directions[weights] = None
         ends = {0: [(0, 1), (0, max(1, units[0] - FEWER))],
                 self.stages - 1: [(self.units - 1, self.units), (self.units - max(1, units[-1] - FEWER), self.units)]}
         alike = [self._commonest_row(k) for k in (1, min(units[1:-1], default=2) - 1)]
-        return bool(sum(self._search_least(*self.joining(*at), weights) for at in (*alike, *ends.get(s, []))))
+        made = [self._search_least(*self.joining(*at), weights) for at in (*alike, *ends.get(s, []))]
+        return is_new or any(made)
 
     def _commonest_row(self, units: int) -> tuple[int, int]:
         """The first of some units in a row of the commonest kind, or of as many as there are; at least one."""
@@ -451,13 +464,65 @@ class StageParts(SolvedStages):
         """Searches a stage for its least seconds counted so, without a budget or at a flight; False if it was."""
         if (key, weights, at) in self._least:
             return False
-        task = replace(self.task, counts=self._counts(weights), copies=self.copies,
-                       budget=inf if at == ANY else self.task.budget)
         try:
-            self._least[key, weights, at] = self.search(task, graph, ONE if at == ANY else at).bound
+            self._least[key, weights, at] = self._searched_least(graph, weights, at).bound
         except Infeasible:
             self._least[key, weights, at] = 0.0
         return True
+
+    def found_units(self, s: int, units: int) -> tuple[FoundPlans, ...]:
+        """The plans that were found of the units of stage s of a cut: of that at an end, and of the commonest.
+
+        There are none where units do not tell.
+        """
+        if self._commonest is None or self.apart == inf:
+            return ()
+        alike = units - (s in self._end_units)
+        own = [(1.0, one) for one in (self._end_units.get(s),) if one is not None] + [(float(alike), self._commonest)]
+        return tuple(FoundPlans(times, self._seconds_of(one), np.zeros(0)) for times, one in own if times)
+
+    def find_units(self, s: int, counts: Sequence[float]) -> bool:
+        """Searches the units of stage s where seconds count so; whether a plan was found that was not known."""
+        most, every = max(counts[:6]), [self._commonest, self._end_units.get(s)]
+        if most <= 0:
+            return False
+        return bool(sum([self._find(unit, self.rounded(counts, most)) for unit in every if unit is not None]))
+
+    @property
+    def _end_units(self) -> dict[int, int]:
+        """The unit at an end of the chain, by the stage that has it."""
+        return {0: 0, self.stages - 1: self.units - 1}
+
+    def _seconds_of(self, unit: int) -> Array:
+        """[plan, term]: the seconds of the plans that were found of a unit."""
+        key = self.joining(unit, unit + 1)[1]
+        if key not in self._taken:
+            for counts in (self.repeated, self.whole):
+                self._find(unit, counts)
+        rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())])
+        if not self.splits:
+            rows[:, 1], rows[:, 2] = rows[:, 1] + rows[:, 2], 0.0
+        return rows
+
+    def _find(self, unit: int, weights: Weights) -> bool:
+        """Searches a unit for its least seconds counted so, which are known then; whether its plan was not known."""
+        graph, key = self.joining(unit, unit + 1)
+        known = self._taken.setdefault(key, {})
+        if weights in known:
+            return False
+        found = self._searched_least(graph, weights)
+        plan = self._plan_alone(SolvedStage(graph, found), graph, found.candidate, found.solution, ONE)
+        seconds = stage_seconds(plan, add_hubs(graph.graph), self.cluster, splits=True)
+        made = StageSeconds(*(float(f"{x:.9g}") for x in seconds))
+        is_new, known[weights] = made not in known.values(), made
+        self._least[key, weights, ANY] = found.bound
+        return is_new
+
+    def _searched_least(self, graph: StageGraph, weights: Weights, at: Flight = ANY) -> Found:
+        """What is found of a stage whose seconds count so, without a budget or at a flight."""
+        task = replace(self.task, counts=self._counts(weights), copies=self.copies,
+                       budget=inf if at == ANY else self.task.budget)
+        return self.search(task, graph, ONE if at == ANY else at)
 
     def _counts(self, weights: Weights) -> Counts:
         """The counts of a search; B and W count alike, as the fewer of them, where kernels may be in either."""
