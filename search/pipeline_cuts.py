@@ -142,7 +142,7 @@ def least_over_cuts(problem: CutProblem, paths: Sequence[PathBound], trace: Trac
     weakest = tree.weakest if tree.closed <= bound else cut
     return CutSolution(cut, search.seen[cut], bound, proof, weakest, dict(search.seen), len(search.traced),
                        tuple(dict.fromkeys([*paths[:KEPT], *search.begun(), *blended])), tree.blend,
-                       _divided(tree.root))
+                       _divided(tree.root), tree.last.mean)
 
 
 def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound], mean: TraceMean | None = None
@@ -202,7 +202,7 @@ class _Node:
         children    its parts
         blend       the last blend of it, or of the box around it
         parts       by blend of it the paths with their weights, and prices at its limits
-        mean        the fractional cut of which it says least; none where it was not blended
+        mean        the fractional cut of which that says least, if it was sought here and not in a search before
         limits      of the blocks of stages of several groups
     """
 
@@ -235,7 +235,8 @@ class _Node:
             least = [one[mask] for one, mask in zip(self.least, masks, strict=True)]
             self.keys.append(key)
             self.children.append(_Node(box, max(self.bound, *(float(one.min()) for one in least)), self.depth + 1,
-                                       least, blend=self.blend, parts=self.parts, limits=(*self.limits, *limits)))
+                                       least, blend=self.blend, parts=self.parts, mean=self.mean,
+                                       limits=(*self.limits, *limits)))
 
     def between(self, stages: Sequence[int]) -> tuple[int, int]:
         """(least, most) blocks of some whole groups together, by their options and the limits of the box."""
@@ -274,6 +275,8 @@ class _Tree:
                     heapq.heappush(heap, (child.bound, next(order), child))
         left = heap[0][0] if heap else math.inf
         self.last = heap[0][2] if heap else self.last
+        if heap and not self.last.mean and self.search.stages is not None and not self.late():
+            self._blend(self.last)
         self.blend = heap[0][2].blend if left < min(self.search.goal, self.closed) else self._greatest()
         return min(self.search.goal, self.closed, left)
 

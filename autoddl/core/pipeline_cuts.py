@@ -299,6 +299,8 @@ class CutSolution:
         blend          the blend of the box that decides the bound; None where no box is left, or none was blended;
                        where bytes have prices and no box is left, what says most of the weakest cut
         boxes          how cuts were divided
+        mean           the mean blocks of stages of which the blend of the box that decides the bound says least, where
+                       one was sought of it, or of the box around it
     """
 
     cut: tuple[int, ...]
@@ -311,6 +313,7 @@ class CutSolution:
     paths: tuple[PathBound, ...]
     blend: PathBound | None = None
     boxes: DividedBox | None = None
+    mean: tuple[float, ...] = ()
 
 
 def stage_load(seconds: float) -> float:

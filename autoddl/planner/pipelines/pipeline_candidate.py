@@ -336,22 +336,26 @@ class CutSearch:
     def _learn_blend(self, answer: CutSolution | None) -> bool:
         """Learns what units take where seconds count as in a blend; whether that was new of any.
 
-        It is that which says most of the plans of units that were found, or of what is known where units do not tell.
+        It is that which says most of the plans of units that were found, in the mean of the cuts of which least is
+        known; where that is not new, in the cut. Where units do not tell it is the blend of what is known.
         """
         if answer is None or answer.blend is None or self.is_closed:
             return False
-        units = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
-        new = False
+        cut = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
+        parts, new = self.part.units / self.part.ends[-1], False
         with suppress(OutOfTime):
-            blend = self._blend_of_units(units) or answer.blend
-            for s, counts in enumerate(blend.stages):
-                new = self.part.on(s).learn_direction(s, counts, units) or new
+            for units in dict.fromkeys((tuple(n * parts for n in answer.mean) or tuple(cut), tuple(cut))):
+                blend = self._blend_of_units(units) or answer.blend
+                for s, counts in enumerate(blend.stages):
+                    new = self.part.on(s).learn_direction(s, counts, cut) or new
+                if new:
+                    break
         return new
 
-    def _blend_of_units(self, units: Sequence[int]) -> PathBound | None:
+    def _blend_of_units(self, units: Sequence[float]) -> PathBound | None:
         """The blend that says most of all plans of the units of a cut, nearly; None where units do not tell.
 
-        It is that of the plans that were found, while its counts find others.
+        It is that of the plans that were found, while its counts find others. The units may be those of a mean of cuts.
         """
         blend = None
         for _ in range(SAID):

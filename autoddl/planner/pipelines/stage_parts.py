@@ -68,6 +68,9 @@ __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 DIRECTIONS = 64
 """Steps in which counts of a blend are told apart, of the greatest of a stage."""
 
+ROUGHLY = 8
+"""Such steps where plans of units are sought, and nothing is proved."""
+
 MOST_DIRECTIONS = 160
 """Counts of blends of which the least is known, at most."""
 
@@ -424,12 +427,12 @@ class StageParts(SolvedStages):
         inner = self._kinds[1:-1]
         return 1 + inner.index(Counter(inner).most_common(1)[0][0]) if inner else None
 
-    def rounded(self, counts: Sequence[float], most: float) -> Weights:
+    def rounded(self, counts: Sequence[float], most: float, parts: int = DIRECTIONS) -> Weights:
         """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch.
 
         What comes once a step takes as long as many microbatches, and is told apart by as much smaller steps.
         """
-        steps = (DIRECTIONS,) * 3 + (DIRECTIONS * self.each,) * 3
+        steps = (parts,) * 3 + (parts * self.each,) * 3
         return tuple(floor(x / most * step + 1e-6) / step * self.each for x, step in zip(counts, steps, strict=False))
 
     def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int]) -> bool:
@@ -470,23 +473,24 @@ class StageParts(SolvedStages):
             self._least[key, weights, at] = 0.0
         return True
 
-    def found_units(self, s: int, units: int) -> tuple[FoundPlans, ...]:
+    def found_units(self, s: int, units: float) -> tuple[FoundPlans, ...]:
         """The plans that were found of the units of stage s of a cut: of that at an end, and of the commonest.
 
         There are none where units do not tell.
         """
         if self._commonest is None or self.apart == inf:
             return ()
-        alike = units - (s in self._end_units)
-        own = [(1.0, one) for one in (self._end_units.get(s),) if one is not None] + [(float(alike), self._commonest)]
-        return tuple(FoundPlans(times, self._seconds_of(one), np.zeros(0)) for times, one in own if times)
+        own = [(1.0, self._end_units[s]), (units - 1.0, self._commonest)] if s in self._end_units else [
+            (float(units), self._commonest)]
+        return tuple(FoundPlans(times, self._seconds_of(one), np.zeros(0)) for times, one in own if times > 0)
 
     def find_units(self, s: int, counts: Sequence[float]) -> bool:
         """Searches the units of stage s where seconds count so; whether a plan was found that was not known."""
         most, every = max(counts[:6]), [self._commonest, self._end_units.get(s)]
         if most <= 0:
             return False
-        return bool(sum([self._find(unit, self.rounded(counts, most)) for unit in every if unit is not None]))
+        weights = self.rounded(counts, most, ROUGHLY)
+        return bool(sum([self._find(unit, weights) for unit in every if unit is not None]))
 
     @property
     def _end_units(self) -> dict[int, int]:
