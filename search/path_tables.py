@@ -24,8 +24,8 @@ its paths is what mixtures do not know.
 
 What a blend says is the least of linear functions of its counts, one for each choice of plans. So it is concave. What
 is known of some counts is below it, and is greatest where something is known already: there nothing new is learned.
-Plans that were found are above it. So the counts to be searched next are those of the blend that says most of these
-(Kelley, The cutting-plane method for solving convex programs, 1960). With Y[s] the mixtures of plans of a stage,
+Plans that were found are above it. So those counts are searched next of which the plans say most (Kelley, The
+cutting-plane method for solving convex programs, 1960). With Y[s] the mixtures of plans of a stage,
 
     minimise T   subject to   T >= path(x)  for each path      x[s] in Y[s]      bytes of a rank at most its budget
 

@@ -73,7 +73,7 @@ FIRST = 3
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
-SAID = 8
+SOUGHT = 8
 """Blends of the plans of units that are sought for one answer, at most."""
 
 TURNS = 3
@@ -336,8 +336,8 @@ class CutSearch:
     def _learn_blend(self, answer: CutSolution | None) -> bool:
         """Learns what units take where seconds count as in a blend; whether that was new of any.
 
-        It is that which says most of the plans of units that were found, in the mean of the cuts of which least is
-        known; where that is not new, in the cut. Where units do not tell it is the blend of what is known.
+        It is that which says most of plans of units that were found, in the mean of cuts of which least is known. Where
+        that is not new, it is that of the least cut. Where units do not tell, it is the blend of what is known.
         """
         if answer is None or answer.blend is None or self.is_closed:
             return False
@@ -358,7 +358,7 @@ class CutSearch:
         It is that of the plans that were found, while its counts find others. The units may be those of a mean of cuts.
         """
         blend = None
-        for _ in range(SAID):
+        for _ in range(SOUGHT):
             found = [self.part.on(s).found_units(s, n) for s, n in enumerate(units)]
             if not all(found):
                 return None

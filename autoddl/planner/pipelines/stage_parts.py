@@ -500,7 +500,7 @@ class StageParts(SolvedStages):
     def _seconds_of(self, unit: int) -> Array:
         """[plan, term]: the seconds of the plans that were found of a unit."""
         key = self.joining(unit, unit + 1)[1]
-        if key not in self._taken:
+        if not self._taken.get(key):
             for counts in (self.repeated, self.whole):
                 self._find(unit, counts)
         rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())])
