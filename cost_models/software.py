@@ -51,6 +51,8 @@ class Software:
     """Attention by two `products`, by a generation of fused attention (`flash-1`), or by the `best` of the device."""
     dropout: bool = False
     """Whether it trains with dropout."""
+    masks_apart: bool = False
+    """Whether scores of attention by two products are divided and masked by operators of their own."""
     overlaps: frozenset[str] = frozenset(("dp", "cp"))
     """Degrees of parallelism, of tp, dp, cp and ep, whose messages are sent beside computation."""
     gradient: int = 4

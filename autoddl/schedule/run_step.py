@@ -1,8 +1,9 @@
 """Predicts the seconds of a step as a training program runs it: the time line of a plan, and what a program adds.
 
     step       max(time line, host) + update
-    host       seconds of the host per operator and pass, for programs that launch kernels one by one; a narrow product
-               casts what it reads, and the gradient of what it writes, by an operator of its own
+    host       seconds of the host per operator and pass, for programs that launch kernels one by one, once more in
+               backward for what runs again; a narrow product casts what it reads, and the gradient of what it writes,
+               by an operator of its own
     added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
                padding out around attention reads and writes queries, keys and values, and fills the output with
                zeros before it is copied back; backward does it the other way round; rows are put in the order of
@@ -67,7 +68,7 @@ def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) ->
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
     return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),
-                    parts * sum(_operators(graph, cluster)) * software.host, plan.predicted.update)
+                    parts * sum(_operators(plan, graph, cluster, software)) * software.host, plan.predicted.update)
 
 
 def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:
@@ -80,7 +81,7 @@ def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Softwar
         exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
         alone = alone._replace(gather=0.0, reduce=exposed)
     forth, back = _added(plan, graph, part, software)
-    hosts = [count * software.host for count in _operators(graph, part)]
+    hosts = [count * software.host for count in _operators(plan, graph, part, software)]
     forward, weight = alone.forward + forth, alone.weight + back * splits
     backward = alone.backward + back * (not splits)
     return alone._replace(forward=max(forward, hosts[0]), backward=max(backward, hosts[1] - weight), weight=weight)
@@ -100,14 +101,15 @@ def _line_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software
     return two + (plan.microbatches - FEW + 1) * (three - two)
 
 
-def _operators(graph: Graph, cluster: Cluster) -> tuple[int, int]:
-    """Operators that the host starts in forward, and in backward."""
-    device, count = cluster.device, sum(op.target != HUB for op in graph.ops)
+def _operators(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[int, int]:
+    """Operators that the host starts in forward, and in backward, where it starts some again."""
+    device, again = cluster.device, _again(plan, graph, software)
+    count, more = sum(op.target != HUB for op in graph.ops), sum(op.name in again for op in graph.ops)
     if not device.narrow:
-        return count, count
+        return count, count + more
     narrow = narrow_products(graph).values()
     by_norms = sum(one.normed for one in narrow) if device.by_hand and device.scaling != "current" else 0
-    return count + len(narrow) - by_norms, count + len(narrow)
+    return count + len(narrow) - by_norms, count + more + len(narrow)
 
 
 def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
