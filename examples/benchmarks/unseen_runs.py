@@ -1,8 +1,8 @@
 """Published runs that no constant was chosen with: python examples/benchmarks/unseen_runs.py [SET] [WORKERS]
 
 data/unseen_runs.csv and unseen_runs_2.csv to unseen_runs_4.csv hold runs of sources, devices and years that the table
-of published runs lacks, each with its address. Each set was priced as it stands before anyone looked at its errors, and is
-never fitted. What a source does not state is the default of a table of runs. SET is 1 to 4, or the path of a table.
+of published runs lacks, each with its address. Each set was priced as it stands before anyone looked at its errors, and
+is never fitted. What a source does not state is the default of a table of runs. SET is 1 to 4, or the path of a table.
 """
 
 import sys
