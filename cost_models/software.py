@@ -76,6 +76,8 @@ class Software:
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     biases_apart: bool = False
     """Whether biases behind experts and clamps of their gates are kernels of their own (`operators.expert_rows`)."""
+    pads_rows: bool = False
+    """Whether rows of experts are copied once more before their products and behind them, to be padded."""
     rotates_apart: bool = False
     """Whether queries and keys are turned by rows of operators, and by no kernel of their own."""
     unpacked: float = 0.0

@@ -122,14 +122,17 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     rowed = _biased(plan, graph, software) if software.biases_apart else (0.0, 0.0)
     turned = _turned(plan, graph, software) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
-    ordered = ordered_bytes(plan, graph)
+    ordered = ordered_bytes(plan, graph, software.pads_rows)
     ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
     return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + ordering,
             _seconds(cluster, copied) + _seconds(cluster, back) + ordering)
 
 
-def ordered_bytes(plan: Plan, graph: Graph) -> float:
-    """Bytes that are moved in forward to put rows in the order of experts, and back; backward moves as many."""
+def ordered_bytes(plan: Plan, graph: Graph, padded: bool = False) -> float:
+    """Bytes that are moved in forward to put rows in the order of experts, and back; backward moves as many.
+
+    Rows that are padded are copied once more at either end, as those that came from other ranks are.
+    """
     index, found = plan.index(), 0.0
     for op in graph.ops:
         if (one := expert_products(graph).get(op.name)) is None:
@@ -137,7 +140,7 @@ def ordered_bytes(plan: Plan, graph: Graph) -> float:
         decision = index.decisions[op.name]
         layouts = dict(zip(op.inputs, decision.inputs, strict=True))
         experts = local_shape(graph.tensors[one.matrices].shape, layouts[one.matrices], plan.mesh)[0]
-        apart = 1 < experts < graph.tensors[one.matrices].shape[0]
+        apart = padded or 1 < experts < graph.tensors[one.matrices].shape[0]
         if one.first:
             rows, ahead = _piece(plan, graph, one.rows, layouts[one.rows]), graph.tensors[one.tokens]
             found += rows * (1 + ahead.numel / graph.tensors[one.rows].numel) * (one.tokens != one.rows)

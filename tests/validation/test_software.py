@@ -217,3 +217,12 @@ def test_the_host_starts_again_what_backward_computes_again(tmp_path: Path) -> N
         one, two = (run_parts(each.plan, each.graph, asked.cluster, asked.software).host for each in few)
         hosts.append(two - one)
     assert hosts[1] == pytest.approx(1.5 * hosts[0], rel=0.05)
+
+
+def test_padding_copies_rows_once_more_at_either_end(tmp_path: Path) -> None:
+    made = run(tmp_path, **MIXTURE | {"framework": "torchtitan", "ep": 1})
+    asked = RunPlan.of(made, 1)
+    chosen = flat_plan(asked, flat_graphs(made, asked)[1])
+    plain, padded = (ordered_bytes(chosen.plan, chosen.graph, padded) for padded in (False, True))
+    rows = made.seq * made.top_k * made.hidden * 2
+    assert asked.software.pads_rows and padded - plain == pytest.approx(2 * rows * (2 + 2))
