@@ -76,6 +76,8 @@ class Software:
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     biases_apart: bool = False
     """Whether biases behind experts and clamps of their gates are kernels of their own (`operators.expert_rows`)."""
+    joins: bool = False
+    """Whether shards of a sequence are joined by a copy behind a gather, and cut by one before a reduce-scatter."""
     pads_rows: bool = False
     """Whether rows of experts are copied once more before their products and behind them, to be padded."""
     rotates_apart: bool = False

@@ -7,8 +7,8 @@
     added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
                padding out around attention reads and writes queries, keys and values, and fills the output with
                zeros before it is copied back; backward does it the other way round; rows are put in the order of
-               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), or turn
-               queries and keys by rows of operators
+               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), turn
+               queries and keys by rows of operators, or copy shards of a sequence behind a gather
     hidden     messages that a program sends beside its products: their prices are those of plans (`pricing.beside`)
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -35,10 +35,12 @@ from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import predict_timeline
 
-__all__ = ["RunParts", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
+__all__ = ["RunParts", "joined_bytes", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
+JOINED = ("all-gather", "reduce-scatter")
+"""Messages of shards, which are joined behind or cut before."""
 ROTATED = (20, 24)
 """Bytes a value, forward and backward, of turning queries and keys by rows of operators, beside those of one product
 (Megatron-Core, rope_utils.py: halves negated and joined, two products, a sum, and a part that is not turned joined)."""
@@ -123,9 +125,22 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     turned = _turned(plan, graph, software) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
     ordered = ordered_bytes(plan, graph, software.pads_rows)
-    ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
-    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + ordering,
-            _seconds(cluster, copied) + _seconds(cluster, back) + ordering)
+    joined = joined_bytes(plan, graph, cluster) if software.joins else (0.0, 0.0)
+    first, second = (sum(copy_seconds(cluster.device, each) for each in (ordered, one) if each) for one in joined)
+    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + first,
+            _seconds(cluster, copied) + _seconds(cluster, back) + second)
+
+
+def joined_bytes(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[float, float]:
+    """Bytes that are moved in forward and in backward to join what was gathered of activations, or to cut it before.
+
+    NCCL joins buffers along their first dim, which no sequence is: what is read and written is a whole buffer.
+    """
+    found = {"forward": 0.0, "backward": 0.0}
+    for event in predict_timeline(replace(plan, microbatches=1), graph, cluster).step.events:
+        if event.kind in JOINED and " for " in event.origin:
+            found[event.direction] += 2.0 * event.nbytes
+    return found["forward"], found["backward"]
 
 
 def ordered_bytes(plan: Plan, graph: Graph, padded: bool = False) -> float:

@@ -10,7 +10,7 @@ from published import run
 
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
-from autoddl.schedule.run_step import ROTATED, ordered_bytes, run_parts
+from autoddl.schedule.run_step import ROTATED, joined_bytes, ordered_bytes, run_parts
 from autoddl.validation import software
 from autoddl.validation.as_plan import flat_graphs, flat_plan, price_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -226,3 +226,14 @@ def test_padding_copies_rows_once_more_at_either_end(tmp_path: Path) -> None:
     plain, padded = (ordered_bytes(chosen.plan, chosen.graph, padded) for padded in (False, True))
     rows = made.seq * made.top_k * made.hidden * 2
     assert asked.software.pads_rows and padded - plain == pytest.approx(2 * rows * (2 + 2))
+
+
+@pytest.mark.parametrize(("sharded", "streams"), [(1, [4, 4]), (0, [0, 0])])
+def test_shards_of_a_sequence_are_joined_and_cut_by_copies(tmp_path: Path, sharded: int, streams: list[int]) -> None:
+    """Of a layer four whole streams in forward and in backward; an all-reduce needs no copy."""
+    made = run(tmp_path, framework="torchtitan", tp=4, dp=2, seq_parallel=sharded, recompute="none", layers=2)
+    asked = RunPlan.of(made, 4)
+    one, two = (joined_bytes(each.plan, each.graph, asked.cluster)
+                for each in (flat_plan(asked, graph) for graph in flat_graphs(made, asked)))
+    each = 2 * 4 * LENGTH * WIDTH * 2
+    assert [(b - a) / each for a, b in zip(one, two, strict=True)] == streams
