@@ -4,8 +4,8 @@
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
 A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Any
-other is taken to run eager, as PyTorch does by default. A name may tell a generation of fused attention besides, as in
-`Megatron-DeepSpeed (FlashAttention-2)`, and a row's notes that it was compiled.
+other is taken to run eager, as PyTorch does by default. A name may tell a generation of fused attention besides, like
+`Megatron-DeepSpeed (FlashAttention-2)`. A row's notes may tell that it was compiled.
 """
 
 import re
