@@ -51,6 +51,8 @@ class Software:
     """Attention by two `products`, by a generation of fused attention (`flash-1`), or by the `best` of the device."""
     dropout: bool = False
     """Whether it trains with dropout."""
+    masks_apart: bool = False
+    """Whether scores of attention by two products are divided and masked by operators of their own."""
     overlaps: frozenset[str] = frozenset(("dp", "cp"))
     """Degrees of parallelism, of tp, dp, cp and ep, whose messages are sent beside computation."""
     gradient: int = 4
@@ -74,6 +76,10 @@ class Software:
     """Whether queries, keys and values are copied into one row without padding around fused attention, and back."""
     biases_apart: bool = False
     """Whether biases behind experts and clamps of their gates are kernels of their own (`operators.expert_rows`)."""
+    joins: bool = False
+    """Whether shards of a sequence are joined by a copy behind a gather, and cut by one before a reduce-scatter."""
+    pads_rows: bool = False
+    """Whether rows of experts are copied once more before their products and behind them, to be padded."""
     rotates_apart: bool = False
     """Whether queries and keys are turned by rows of operators, and by no kernel of their own."""
     unpacked: float = 0.0

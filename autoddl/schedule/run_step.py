@@ -1,13 +1,14 @@
 """Predicts the seconds of a step as a training program runs it: the time line of a plan, and what a program adds.
 
     step       max(time line, host) + update
-    host       seconds of the host per operator and pass, for programs that launch kernels one by one; a narrow product
-               casts what it reads, and the gradient of what it writes, by an operator of its own
+    host       seconds of the host per operator and pass, for programs that launch kernels one by one, once more in
+               backward for what runs again; a narrow product casts what it reads, and the gradient of what it writes,
+               by an operator of its own
     added      bytes that a program moves besides: ZeRO-3 copies what it gathered and what it reduces; one that takes
                padding out around attention reads and writes queries, keys and values, and fills the output with
                zeros before it is copied back; backward does it the other way round; rows are put in the order of
-               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), or turn
-               queries and keys by rows of operators
+               experts, and some programs add biases and clamp gates there apart (`operators.expert_rows`), turn
+               queries and keys by rows of operators, or copy shards of a sequence behind a gather
     hidden     messages that a program sends beside its products: their prices are those of plans (`pricing.beside`)
     exposed    a program that sends nothing beside computation takes the sum of its parts
 
@@ -34,10 +35,12 @@ from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import predict_timeline
 
-__all__ = ["RunParts", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
+__all__ = ["RunParts", "joined_bytes", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
 
 FEW = 3
 """Microbatches up to which a time line is made whole."""
+JOINED = ("all-gather", "reduce-scatter")
+"""Messages of shards, which are joined behind or cut before."""
 ROTATED = (20, 24)
 """Bytes a value, forward and backward, of turning queries and keys by rows of operators, beside those of one product
 (Megatron-Core, rope_utils.py: halves negated and joined, two products, a sum, and a part that is not turned joined)."""
@@ -67,7 +70,7 @@ def run_parts(plan: Plan, graph: Graph, cluster: Cluster, software: Software) ->
     parts = plan.microbatches
     line = _line_seconds(plan, graph, cluster, software)
     return RunParts(line + parts * sum(_added(plan, graph, cluster, software)),
-                    parts * sum(_operators(graph, cluster)) * software.host, plan.predicted.update)
+                    parts * sum(_operators(plan, graph, cluster, software)) * software.host, plan.predicted.update)
 
 
 def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Software, splits: bool) -> StageSeconds:
@@ -80,7 +83,7 @@ def stage_run_seconds(plan: Plan, graph: Graph, part: Cluster, software: Softwar
         exposed = min(max(0.0, line.step.seconds - FEW * each), alone.gather + alone.reduce)
         alone = alone._replace(gather=0.0, reduce=exposed)
     forth, back = _added(plan, graph, part, software)
-    hosts = [count * software.host for count in _operators(graph, part)]
+    hosts = [count * software.host for count in _operators(plan, graph, part, software)]
     forward, weight = alone.forward + forth, alone.weight + back * splits
     backward = alone.backward + back * (not splits)
     return alone._replace(forward=max(forward, hosts[0]), backward=max(backward, hosts[1] - weight), weight=weight)
@@ -100,14 +103,15 @@ def _line_seconds(plan: Plan, graph: Graph, cluster: Cluster, software: Software
     return two + (plan.microbatches - FEW + 1) * (three - two)
 
 
-def _operators(graph: Graph, cluster: Cluster) -> tuple[int, int]:
-    """Operators that the host starts in forward, and in backward."""
-    device, count = cluster.device, sum(op.target != HUB for op in graph.ops)
+def _operators(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[int, int]:
+    """Operators that the host starts in forward, and in backward, where it starts some again."""
+    device, again = cluster.device, _again(plan, graph, software)
+    count, more = sum(op.target != HUB for op in graph.ops), sum(op.name in again for op in graph.ops)
     if not device.narrow:
-        return count, count
+        return count, count + more
     narrow = narrow_products(graph).values()
     by_norms = sum(one.normed for one in narrow) if device.by_hand and device.scaling != "current" else 0
-    return count + len(narrow) - by_norms, count + len(narrow)
+    return count + len(narrow) - by_norms, count + more + len(narrow)
 
 
 def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
@@ -120,14 +124,30 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     rowed = _biased(plan, graph, software) if software.biases_apart else (0.0, 0.0)
     turned = _turned(plan, graph, software) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
-    ordered = ordered_bytes(plan, graph)
-    ordering = copy_seconds(cluster.device, ordered) if ordered else 0.0
-    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + ordering,
-            _seconds(cluster, copied) + _seconds(cluster, back) + ordering)
+    ordered = ordered_bytes(plan, graph, software.pads_rows)
+    joined = joined_bytes(plan, graph, cluster) if software.joins else (0.0, 0.0)
+    first, second = (sum(copy_seconds(cluster.device, each) for each in (ordered, one) if each) for one in joined)
+    return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + first,
+            _seconds(cluster, copied) + _seconds(cluster, back) + second)
 
 
-def ordered_bytes(plan: Plan, graph: Graph) -> float:
-    """Bytes that are moved in forward to put rows in the order of experts, and back; backward moves as many."""
+def joined_bytes(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[float, float]:
+    """Bytes that are moved in forward and in backward to join what was gathered of activations, or to cut it before.
+
+    NCCL joins buffers along their first dim, which no sequence is: what is read and written is a whole buffer.
+    """
+    found = {"forward": 0.0, "backward": 0.0}
+    for event in predict_timeline(replace(plan, microbatches=1), graph, cluster).step.events:
+        if event.kind in JOINED and " for " in event.origin:
+            found[event.direction] += 2.0 * event.nbytes
+    return found["forward"], found["backward"]
+
+
+def ordered_bytes(plan: Plan, graph: Graph, padded: bool = False) -> float:
+    """Bytes that are moved in forward to put rows in the order of experts, and back; backward moves as many.
+
+    Rows that are padded are copied once more at either end, as those that came from other ranks are.
+    """
     index, found = plan.index(), 0.0
     for op in graph.ops:
         if (one := expert_products(graph).get(op.name)) is None:
@@ -135,7 +155,7 @@ def ordered_bytes(plan: Plan, graph: Graph) -> float:
         decision = index.decisions[op.name]
         layouts = dict(zip(op.inputs, decision.inputs, strict=True))
         experts = local_shape(graph.tensors[one.matrices].shape, layouts[one.matrices], plan.mesh)[0]
-        apart = 1 < experts < graph.tensors[one.matrices].shape[0]
+        apart = padded or 1 < experts < graph.tensors[one.matrices].shape[0]
         if one.first:
             rows, ahead = _piece(plan, graph, one.rows, layouts[one.rows]), graph.tensors[one.tokens]
             found += rows * (1 + ahead.numel / graph.tensors[one.rows].numel) * (one.tokens != one.rows)

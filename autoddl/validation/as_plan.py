@@ -12,7 +12,8 @@ Layers are alike. So a model of one layer and one of two are planned, and the ti
 Of a pipeline the first, a middle and the last stage are planned, with a layer each. Every other layer of a stage takes
 what the middle stage takes. The time line of the schedule has all stages and microbatches.
 
-Memory is no bound here: the run fitted.
+Memory is no bound here: the run fitted. A degree whose ranks are whole levels is one axis, as it is one communicator.
+NCCL has no collective that goes level by level.
 
 A profile changes the constants of the machine. Plans are chosen under it, or under another one and priced again: to see
 what a constant does, the same plans are priced twice.
@@ -138,7 +139,8 @@ def flat_plan(asked: RunPlan, graph: Graph) -> Chosen:
     """The best plan without stages."""
     task = task_of_run(asked, graph)
     options = task.options
-    plain = [Candidate(mesh, region_of(options), asked.microbatches) for mesh in allowed_meshes(task.cluster, options)]
+    mesh, *_ = allowed_meshes(task.cluster, options)
+    plain = [Candidate(mesh, region_of(options), asked.microbatches)]
     tried = under_policies(plain, options.recompute)
     found = search(task, tried)
     plan = finished_plan(task, found, len(tried), options, task.confirmed(asked.microbatches))
@@ -190,7 +192,8 @@ def stage_plans(asked: RunPlan, graph: Graph, cuts: tuple[int, ...]) -> tuple[Ch
     alone = replace(asked, degrees=str(replace(degrees, pp=1)))
     part = stage_cluster(asked.cluster, degrees.pp)
     task, inner = task_of_run(alone, graph), replace(degrees, pp=1).on(part.size)
-    within = [Candidate(mesh, DegreesRegion(inner, graph)) for mesh in degree_meshes(part, inner)]
+    mesh, *_ = degree_meshes(part, inner)
+    within = [Candidate(mesh, DegreesRegion(inner, graph))]
     chosen = []
     for stage in cut_graph(graph, cuts):
         found = search_stage(task, stage, part, asked.microbatches, Flight(1, 0), within)

@@ -1,7 +1,8 @@
 """Published models as modules: embeddings, layers, and the head.
 
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
-    attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout
+    attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout, and perhaps a
+                division and a mask as operators of their own
     mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
     head        norm, logits, mean loss of the next token
 
@@ -46,6 +47,8 @@ class Shape:
     """Whether attention is one kernel."""
     dropout: bool = False
     """Whether there is dropout."""
+    masks_apart: bool = False
+    """Whether scores are divided and masked by operators of their own, where attention is not fused."""
     bias: bool = True
     """Whether linear layers of columns have biases."""
     experts: int = 0
@@ -87,6 +90,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_width, bias=shape.bias)
         self.o = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.turn = nn.Buffer(torch.empty(shape.length, shape.head_width)) if shape.gated else None
+        self.mask = nn.Buffer(torch.empty(1, 1, shape.length, shape.length)) if shape.masks_apart else None
         norm = NormInRows if shape.written_out else nn.RMSNorm
         self.norms = nn.ModuleList(norm(shape.head_width) for _ in range(2 * shape.qk_norm))
 
@@ -103,8 +107,10 @@ class Attention(nn.Module):
         if shape.fused:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=each > 1)
         else:
-            scores = F.softmax(q @ k.transpose(-1, -2), dim=-1)
-            y = F.dropout(scores, 0.1, shape.dropout) @ v
+            scores = q @ k.transpose(-1, -2)
+            if self.mask is not None:
+                scores = scores / shape.head_width ** 0.5 * self.mask
+            y = F.dropout(F.softmax(scores, dim=-1), 0.1, shape.dropout) @ v
         done: Tensor = self.o(y.transpose(1, 2).reshape(batch, length, -1))
         return done
 

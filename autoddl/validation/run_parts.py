@@ -42,7 +42,8 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     return Shape(
         width=run.hidden, heads=run.heads, kv_heads=run.kv_heads, hidden=run.ffn, vocab=-(-run.vocab // pad) * pad,
         batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
-        fused=software.attention != "products", dropout=software.dropout, bias=not run.gated, experts=run.experts,
+        fused=software.attention != "products", dropout=software.dropout,
+        masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
         row_dtype="bfloat16" if run.experts and not software.trains_in_half else "",
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,

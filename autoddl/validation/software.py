@@ -4,9 +4,11 @@
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
 A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Any
-other is taken to be modern, which is what the defaults of `Software` say.
+other is taken to run eager, as PyTorch does by default. A name may tell a generation of fused attention besides, like
+`Megatron-DeepSpeed (FlashAttention-2)`. A row's notes may tell that it was compiled.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -41,6 +43,12 @@ APART = frozenset(name for name, row in read_facts("software.yaml", "programs").
 
 RECIPES = tuple(Recipe(**row) for row in read_facts("software.yaml", "recipes").values())
 
+UNKNOWN = "eager"
+"""Profile of a program that is not known."""
+
+_ATTENTION = re.compile(r"FlashAttention-([123])\b", re.IGNORECASE)
+"""A generation of fused attention in the name of a program."""
+
 BLOCK = 128
 """Queries and keys of a block of fused attention, as the cost model's kernels have it."""
 
@@ -51,13 +59,16 @@ def software_of(run: Run) -> Software:
     found = PROGRAMS[listed] if listed else SOFTWARE[profile_of(run)]
     if "compile" in run.notes:
         found = replace(found, fuses=True, by_hand=True)
-    return replace(found, narrow=narrow_dtype(run) or found.narrow, rotates_apart=run.yarn and listed in APART)
+    if said := _ATTENTION.search(run.framework):
+        found = replace(found, attention=f"flash-{said[1]}")
+    return replace(found, narrow=narrow_dtype(run) or found.narrow, dropout=found.dropout and not run.gated,
+                   rotates_apart=found.rotates_apart or (run.yarn and listed in APART))
 
 
 def profile_of(run: Run) -> str:
     """Returns the name of the software profile of a run's program."""
     listed = find_beginning(run.framework, _PROFILES)
-    return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else "modern"
+    return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else UNKNOWN
 
 
 def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
@@ -71,7 +82,7 @@ def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
     for name, where in rows.items():
         said = f"the framework {name!r} is not known" if name else "no framework is named"
         place = f"row{'s' * (len(where) > 1)} {', '.join(where[:4])}{' ...' * (len(where) > 4)}"
-        found.append(f"{place}: {said}, so that the program is taken to be modern; "
+        found.append(f"{place}: {said}, so that the program is taken to run eager; "
                      + near_names(name, known, f"known are {', '.join(known)}"))
     return tuple(found)
 

@@ -97,7 +97,7 @@ def test_a_framework_that_is_not_known_is_said_with_one_that_is_near(runs: tuple
     assert unknown_programs([known]) == ()
     said = unknown_programs([known, near, none])
     assert len(said) == 2 and "row 1: the framework 'torchtitn' is not known" in said[0]
-    assert "taken to be modern; did you mean 'torchtitan'" in said[0] and "row 2: no framework is named" in said[1]
+    assert "taken to run eager; did you mean 'torchtitan'" in said[0] and "row 2: no framework is named" in said[1]
 
 
 def test_the_shell_writes_a_profile_that_validate_and_plan_read(tmp_path: Path, runs: tuple[Run, ...]) -> None:

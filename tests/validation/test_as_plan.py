@@ -13,10 +13,11 @@ from autoddl.core.errors import InputError
 from autoddl.core.hubs import add_hubs
 from autoddl.cost_models import parse_cluster
 from autoddl.planner.options import Options
+from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.planner.question import question_of
 from autoddl.schedule.run_step import run_seconds
 from autoddl.schedule.timeline import predict_timeline
-from autoddl.validation.as_plan import UNBOUND, flat_plan, price_as_plan
+from autoddl.validation.as_plan import UNBOUND, flat_plan, price_as_plan, stage_plans
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.templates import model, model_graph
 from autoddl.validation.validate import validate
@@ -91,6 +92,17 @@ def test_a_pipeline_takes_what_its_plan_says_and_what_the_program_adds(tmp_path:
     assert quick.overlaps == frozenset()
     more = price_as_plan(replace(one, layers=4), 2)
     assert more > price_as_plan(one, 2)
+
+
+def test_a_degree_of_whole_nodes_is_one_communicator(tmp_path: Path) -> None:
+    """NCCL's rings cross a shared port with all that they reduce, and not with a node's part of it."""
+    flat, staged = (RunPlan.of(run(tmp_path, **SMALL | {"layers": 2, "n_gpus": 16, "dp": 16 // pp, "tp": 1, "pp": pp,
+                                                        "gpus_per_node": 4, "global_batch": 64}), 4)
+                    for pp in (1, 2))
+    mesh = flat_plan(flat, model_graph(flat.shape, 2, flat.precision)).plan.mesh
+    graph = model_graph(staged.shape, 3, staged.precision)
+    parts = stage_plans(staged, graph, uniform_cuts(graph, 3))
+    assert mesh.names == ("dp",) and {part.plan.mesh.names for part in parts} == {("dp",)}
 
 
 def test_tokens_go_to_experts_among_the_ranks_that_share_them_alone(tmp_path: Path) -> None:

@@ -10,12 +10,13 @@ from published import run
 
 from autoddl.cost_models import elementwise_seconds
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
-from autoddl.schedule.run_step import ROTATED, ordered_bytes, run_parts
+from autoddl.schedule.run_step import ROTATED, joined_bytes, ordered_bytes, run_parts
 from autoddl.validation import software
 from autoddl.validation.as_plan import flat_graphs, flat_plan, price_as_plan
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.run_as_plan import RunPlan
-from autoddl.validation.software import PROGRAMS, recomputation_of, visible_share
+from autoddl.validation.software import PROGRAMS, profile_of, recomputation_of, software_of, visible_share
+from autoddl.validation.templates import model_graph
 from autoddl.validation.validate import assume_recomputation
 
 SHARDED = {"framework": "PyTorch FSDP", "dp": 8, "tp": 1, "zero_stage": 3, "vocab": 50368, "layers": 2}
@@ -171,3 +172,68 @@ def test_rows_of_experts_have_the_dtype_of_products_in_mixed_precision(tmp_path:
     assert rows and {tensor.dtype for tensor in rows} == {"bfloat16"}
     sums = [graph.tensors[op.outputs[0]] for op in graph.ops if op.target.startswith("aten.add.")]
     assert sums and {tensor.dtype for tensor in sums} == {"bfloat16"}
+
+
+@pytest.mark.parametrize(("framework", "profile"), [
+    ("no such program", "eager"), ("", "eager"), ("NeMo Megatron 22.08", "nemo-2022"), ("NeMo / Megatron-Core", "nemo"),
+    ("Megatron-Core v0.6.0", "megatron-core"), ("Paxml (JAX)", "paxml"),
+    ("Paxml (JAX) with Transformer Engine", "paxml-te")])
+def test_a_program_is_known_by_its_longest_beginning_and_others_run_eager(tmp_path: Path, framework: str, profile: str
+                                                                          ) -> None:
+    assert profile_of(run(tmp_path, framework=framework)) == profile
+
+
+def test_a_name_tells_a_generation_of_fused_attention(tmp_path: Path) -> None:
+    plain, told = (software_of(run(tmp_path, framework=f"Megatron-DeepSpeed{words}"))
+                   for words in ("", " (DeepSpeed 0.11, FlashAttention-2)"))
+    assert plain.attention == "products" and told == replace(plain, attention="flash-2")
+
+
+def test_gated_models_train_without_dropout(tmp_path: Path) -> None:
+    gpt, llama = (software_of(run(tmp_path, gated_ffn=gated)) for gated in (0, 1))
+    assert gpt.dropout and llama == replace(gpt, dropout=False)
+
+
+def test_masks_of_their_own_move_scores_twice_more_in_each_direction(tmp_path: Path) -> None:
+    made = run(tmp_path, framework="DeepSpeed 0.3.0", tp=1, dp=8, layers=2)
+    asked = RunPlan.of(made, 4)
+    assert asked.software.masks_apart and not asked.software.fuses
+    apart, plain = (_compute(replace(asked, shape=replace(asked.shape, masks_apart=masks))) for masks in (True, False))
+    scores, device = 2 * 4 * 32 * LENGTH**2 * 2, asked.cluster.device
+    assert apart - plain == pytest.approx(4 * 2 * 2 * elementwise_seconds(device, scores), rel=0.01)
+
+
+def _compute(asked: RunPlan) -> float:
+    """Seconds of the kernels of a step of two layers."""
+    return flat_plan(asked, model_graph(asked.shape, 2, asked.precision)).plan.predicted.compute
+
+
+def test_the_host_starts_again_what_backward_computes_again(tmp_path: Path) -> None:
+    hosts = []
+    for recompute in ("none", "full"):
+        made = run(tmp_path, framework="eager", tp=1, dp=8, layers=2, recompute=recompute)
+        asked = RunPlan.of(made, 4)
+        few = [flat_plan(asked, graph) for graph in flat_graphs(made, asked)]
+        one, two = (run_parts(each.plan, each.graph, asked.cluster, asked.software).host for each in few)
+        hosts.append(two - one)
+    assert hosts[1] == pytest.approx(1.5 * hosts[0], rel=0.05)
+
+
+def test_padding_copies_rows_once_more_at_either_end(tmp_path: Path) -> None:
+    made = run(tmp_path, **MIXTURE | {"framework": "torchtitan", "ep": 1})
+    asked = RunPlan.of(made, 1)
+    chosen = flat_plan(asked, flat_graphs(made, asked)[1])
+    plain, padded = (ordered_bytes(chosen.plan, chosen.graph, padded) for padded in (False, True))
+    rows = made.seq * made.top_k * made.hidden * 2
+    assert asked.software.pads_rows and padded - plain == pytest.approx(2 * rows * (2 + 2))
+
+
+@pytest.mark.parametrize(("sharded", "streams"), [(1, [4, 4]), (0, [0, 0])])
+def test_shards_of_a_sequence_are_joined_and_cut_by_copies(tmp_path: Path, sharded: int, streams: list[int]) -> None:
+    """Of a layer four whole streams in forward and in backward; an all-reduce needs no copy."""
+    made = run(tmp_path, framework="torchtitan", tp=4, dp=2, seq_parallel=sharded, recompute="none", layers=2)
+    asked = RunPlan.of(made, 4)
+    one, two = (joined_bytes(each.plan, each.graph, asked.cluster)
+                for each in (flat_plan(asked, graph) for graph in flat_graphs(made, asked)))
+    each = 2 * 4 * LENGTH * WIDTH * 2
+    assert [(b - a) / each for a, b in zip(one, two, strict=True)] == streams
