@@ -17,7 +17,7 @@ Reading order:
     overlap                the plan with the shortest time line
     pipelines              plans with stages, a room of its own
     strategies             strategies by name, like ZeRO-3
-    degree_meshes          meshes and roles of a configuration that is given by degrees, like tp=8,dp=4
+    degree_meshes          mesh and roles of a configuration that is given by degrees, like tp=8,dp=4
 
 Others use `options.PlanOptions`, `task.task_of`, `mesh_search.search`, `question.rebuild`. May import `schedule`,
 `pricing`, `operators`, `cost_models`, `search` and `core`; capture only where a model must be captured again.

@@ -1,4 +1,4 @@
-"""Makes the meshes of a configuration that is given by degrees, with a role for each axis (`core.degrees`).
+"""Makes the mesh of a configuration that is given by degrees, with a role for each axis (`core.degrees`).
 
 The axes are, outermost first, and with the roles of `strategies`:
 
@@ -12,8 +12,9 @@ Where ep does not divide dp, experts lie apart over cp and tp too. Megatron-Core
 parallelism inside experts. These axes are `expert context data ...` and `expert split tensor`.
 
 An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:
-`dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels may also stay in one piece. So a
-configuration has one mesh or two, and takes the better one.
+`dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels stays in one piece: a program makes
+one communicator of a degree's ranks, and NCCL has no collective that goes level by level. A plan that is searched may
+have such an axis in pieces.
 """
 
 from collections.abc import Sequence
@@ -28,11 +29,11 @@ from autoddl.cost_models import Cluster
 from autoddl.planner.strategies import strategy
 from autoddl.pricing.space import Region
 
-__all__ = ["DegreesRegion", "batch_rows", "check_rows", "degree_meshes", "degrees_meaning"]
+__all__ = ["DegreesRegion", "batch_rows", "check_rows", "degree_mesh", "degrees_meaning"]
 
 
-def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
-    """The meshes of a configuration without stages on `cluster`, the one of fewer axes first.
+def degree_mesh(cluster: Cluster, degrees: Degrees) -> Mesh:
+    """The mesh of a configuration without stages on `cluster`.
 
     Raises InputError where the degrees do not multiply to its devices, and where an axis would divide a unit unevenly.
     """
@@ -44,8 +45,7 @@ def degree_meshes(cluster: Cluster, degrees: Degrees) -> tuple[Mesh, ...]:
                          f"divide {pieces}")
     sizes = {"copies": full.dp // pieces, "dp": pieces // apart, "ep": apart, "cp": full.cp, "tp": full.tp}
     axes = [(name, size) for name, size in sizes.items() if size > 1] or [("tp", 1)]
-    found = dict.fromkeys(Mesh(tuple(_pieces(cluster, degrees, axes, whole))) for whole in (True, False))
-    return tuple(found)
+    return Mesh(tuple(_pieces(cluster, degrees, axes)))
 
 
 def batch_rows(graph: Graph) -> int | None:
@@ -68,13 +68,13 @@ def check_rows(text: str, graph: Graph, ranks: int, counts: Sequence[int]) -> No
                          f"batch of {dp * uneven} rows or a multiple, {way}")
 
 
-def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]], whole: bool) -> list[Axis]:
-    """The axes, outermost first, cut where units of levels end; with `whole`, one of whole levels stays in a piece."""
+def _pieces(cluster: Cluster, degrees: Degrees, axes: Sequence[tuple[str, int]]) -> list[Axis]:
+    """The axes, outermost first, cut where units of levels end, unless they are whole levels."""
     stride, found = 1, list[Axis]()
     for name, size in reversed(axes):
         end = stride * size
         between = [unit for unit in cluster.units if stride < unit < end]
-        if whole and {stride, end} <= set(cluster.units):
+        if {stride, end} <= set(cluster.units):
             between = []
         for unit in between:
             if unit % stride or end % unit:

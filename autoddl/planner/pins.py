@@ -24,7 +24,7 @@ from autoddl.core.names import near_names
 from autoddl.core.plan import Plan
 from autoddl.core.state_layouts import DEPTHS
 from autoddl.cost_models import Cluster
-from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
+from autoddl.planner.degree_meshes import DegreesRegion, degree_mesh
 from autoddl.planner.meshes import check_mesh, meshes
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.strategies import ROLES, check_experts, strategy
@@ -109,11 +109,11 @@ def allowed_meshes(cluster: Cluster, options: PlanOptions) -> tuple[Mesh, ...]:
     """
     pins = tuple(map(parse_pin, options.pins))
     if options.mine is not None:
-        mine = tuple(mesh for mesh in degree_meshes(cluster, Degrees.parse(options.mine)) if mesh_allows(pins, mesh))
-        if not mine:
+        mine = degree_mesh(cluster, Degrees.parse(options.mine))
+        if not mesh_allows(pins, mine):
             raise InputError(f"the pins {', '.join(options.pins)} name axes or sizes that '{options.mine}' does not "
                              "have; its axes are copies, dp, ep, cp and tp")
-        return mine
+        return (mine,)
     if options.mesh is not None:
         mesh = check_mesh(Mesh.parse(options.mesh), cluster)
         if not mesh_allows(pins, mesh):

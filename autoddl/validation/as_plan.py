@@ -37,7 +37,7 @@ from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.cost_models.timelines.pipelines import simulate_pipeline
 from autoddl.planner.assemble import assemble
 from autoddl.planner.candidates import Candidate, Solved, Space, under_policies
-from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
+from autoddl.planner.degree_meshes import DegreesRegion, degree_mesh
 from autoddl.planner.finish import finished_plan, on_cluster
 from autoddl.planner.mesh_search import search
 from autoddl.planner.options import PlanOptions
@@ -139,8 +139,7 @@ def flat_plan(asked: RunPlan, graph: Graph) -> Chosen:
     """The best plan without stages."""
     task = task_of_run(asked, graph)
     options = task.options
-    mesh, *_ = allowed_meshes(task.cluster, options)
-    plain = [Candidate(mesh, region_of(options), asked.microbatches)]
+    plain = [Candidate(mesh, region_of(options), asked.microbatches) for mesh in allowed_meshes(task.cluster, options)]
     tried = under_policies(plain, options.recompute)
     found = search(task, tried)
     plan = finished_plan(task, found, len(tried), options, task.confirmed(asked.microbatches))
@@ -192,8 +191,7 @@ def stage_plans(asked: RunPlan, graph: Graph, cuts: tuple[int, ...]) -> tuple[Ch
     alone = replace(asked, degrees=str(replace(degrees, pp=1)))
     part = stage_cluster(asked.cluster, degrees.pp)
     task, inner = task_of_run(alone, graph), replace(degrees, pp=1).on(part.size)
-    mesh, *_ = degree_meshes(part, inner)
-    within = [Candidate(mesh, DegreesRegion(inner, graph))]
+    within = [Candidate(degree_mesh(part, inner), DegreesRegion(inner, graph))]
     chosen = []
     for stage in cut_graph(graph, cuts):
         found = search_stage(task, stage, part, asked.microbatches, Flight(1, 0), within)

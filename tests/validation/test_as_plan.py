@@ -41,7 +41,8 @@ def words(asked: RunPlan) -> Options:
 
 @parametrize_or_slow("changed", [
     {"dp": 1, "tp": 2, "recompute": "full"},
-    {"dp": 1, "tp": 2, "seq_parallel": 1, "gated_ffn": 1, "framework": "NeMo"}], [
+    {"dp": 1, "tp": 2, "seq_parallel": 1, "gated_ffn": 1, "framework": "NeMo"},
+    {"n_gpus": 4, "gpus_per_node": 2, "dp": 4}], [
     {"framework": "torchtitan", "precision": "bf16", "zero_stage": 3}])
 def test_plan_and_validate_give_the_same_seconds_to_the_bit(tmp_path: Path, changed: dict[str, object]) -> None:
     one = run(tmp_path, **SMALL | TWO | changed)

@@ -22,7 +22,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.recompute import Block, blocks_of
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
-from autoddl.planner.degree_meshes import DegreesRegion, degree_meshes
+from autoddl.planner.degree_meshes import DegreesRegion, degree_mesh
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pins import allowed_meshes
 from autoddl.planner.pipelines.pipeline_search import plan_of_cut
@@ -115,7 +115,7 @@ def uniform_pipeline(task: PlanTask, schedule: str, progress: Progress | None = 
 def check_degrees(cluster: Cluster, text: str) -> None:
     """Raises InputError where the configuration that `text` says has no mesh on `cluster`."""
     degrees = Degrees.parse(text).on(cluster.size)
-    degree_meshes(stage_cluster(cluster, degrees.pp) if degrees.pp > 1 else cluster, replace(degrees, pp=1, vp=1))
+    degree_mesh(stage_cluster(cluster, degrees.pp) if degrees.pp > 1 else cluster, replace(degrees, pp=1, vp=1))
 
 
 def configured_pipeline(task: PlanTask, progress: Progress | None = None) -> Plan:
@@ -175,5 +175,4 @@ def _grids(place: Cluster, task: PlanTask, graph: Graph) -> dict[tuple[int, int]
         every = grids_of_stages(allowed_meshes(place, task.options), graph)
         return {grid: (one,) for grid, one in every.items()}
     degrees = replace(Degrees.parse(task.options.mine), pp=1, vp=1).on(place.size)
-    return {(degrees.dp, degrees.tp): tuple(Candidate(mesh, DegreesRegion(degrees, graph))
-                                           for mesh in degree_meshes(place, degrees))}
+    return {(degrees.dp, degrees.tp): (Candidate(degree_mesh(place, degrees), DegreesRegion(degrees, graph)),)}
