@@ -148,8 +148,8 @@ class KnownTerms:
         self.problem, self.least = problem, np.nan_to_num(problem.seconds, posinf=0.0)
         self.left = np.ones(problem.seconds.shape[:2], dtype=np.bool_) if left is None else left
         self.stated = [*_stated(problem), *problem.directions]
-        self._steps = [self._step(weights, values) for weights, values in self.stated]
-        self._known = len(self.stated) - len(problem.directions)
+        self._steps = [self._step(weights, values) for weights, values in _stated(problem)]
+        self._known = len(self._steps)
         self._without_messages = [len(weights) == 6 for weights, _ in self.stated]
         self._orders = dict[tuple[int, ...], list[_Order]]()
 
@@ -158,12 +158,12 @@ class KnownTerms:
         more = np.nan_to_num(values, posinf=0.0) - (each[:6] * self.least).sum(axis=2)
         return _Step(each, np.flatnonzero(each > 0), more)
 
-    def orders(self, stages: Sequence[int], blends: bool) -> list[_Order]:
-        """For each weighting that is known, it first and then the others; that of `directions` for blends alone."""
+    def orders(self, stages: Sequence[int]) -> list[_Order]:
+        """For each weighting that is known but for those of `directions`, it first and then the others."""
         key = tuple(stages)
         if key not in self._orders:
-            self._orders[key] = [self._order(k, key) for k in range(len(self._steps))]
-        return self._orders[key] if blends else self._orders[key][:self._known]
+            self._orders[key] = [self._order(k, key) for k in range(self._known)]
+        return self._orders[key]
 
     def _order(self, first: int, stages: tuple[int, ...]) -> _Order:
         at = list(stages)
@@ -179,21 +179,16 @@ def path_tables(known: KnownTerms, paths: Sequence[PathBound], bare: bool = Fals
     """[stage, blocks] seconds of each path; no blocks, and sizes that a stage cannot have, are 0 and never read.
 
     What is known of weighted terms counts as often as each of them does. It is applied one after the other, each first
-    once, behind it those without weights of messages: the greatest sum holds. To a blend that of `directions` is too.
-    Where they are `bare`, nothing of weighted terms is applied.
+    once, behind it those without weights of messages: the greatest sum holds. Where they are `bare`, none is applied.
     """
     found = list[Array]()
     for begin in range(0, len(paths), TABLES):
         some = paths[begin:begin + TABLES]
-        counts, blends = np.stack([_counts(path) for path in some]), [not path.path for path in some]
+        counts = np.stack([_counts(path) for path in some])
         if bare:
             found += list(np.pad((counts[:, :, None, :6] * known.least).sum(axis=3), ((0, 0), (0, 0), (1, 0))))
             continue
-        stages = range(counts.shape[1])
-        seconds = _seconds(known, counts, stages, blends=False)
-        if any(blends):
-            seconds[blends] = _seconds(known, counts[blends], stages, blends=True)
-        found += list(np.pad(seconds, ((0, 0), (0, 0), (1, 0))))
+        found += list(np.pad(_seconds(known, counts, range(counts.shape[1])), ((0, 0), (0, 0), (1, 0))))
     return found
 
 
@@ -207,7 +202,7 @@ def priced_rows(known: KnownTerms, path: PathBound, table: Array) -> tuple[Price
             continue
         key = one.stages, one.weights
         if key not in rest:
-            rest[key] = _seconds(known, (counts[at] - times * _weights(one))[None], at, blends=not path.path)[0]
+            rest[key] = _seconds(known, (counts[at] - times * _weights(one))[None], at)[0]
         found.append(PricedRows(k, times, times * one.price * one.budget,
                                 np.maximum(table[at, 1:], times * one.values + rest[key])))
     return tuple(found)
@@ -304,14 +299,11 @@ def _stated(problem: CutProblem) -> list[tuple[tuple[float, ...], Array]]:
     return [*problem.known, *([(TOGETHER, problem.whole)] if problem.whole is not None else [])]
 
 
-def _seconds(known: KnownTerms, left: Array, stages: Sequence[int], *, blends: bool) -> Array:
-    """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by all that is known.
-
-    Where these are blends, that are all `directions` too, each before all else.
-    """
+def _seconds(known: KnownTerms, left: Array, stages: Sequence[int]) -> Array:
+    """[path, stage, blocks - 1] seconds whose terms count so often, [path, stage, term], by what is known."""
     least: Array = (left[:, :, None, :6] * known.least[list(stages)]).sum(axis=3)
     seconds = np.array(least)
-    for order in known.orders(stages, blends):
+    for order in known.orders(stages):
         s, n = order.stages, order.blocks
         seconds[:, s, n] = np.maximum(seconds[:, s, n], least[:, s, n] + _more(order, left[:, s]))
     return seconds

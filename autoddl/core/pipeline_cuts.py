@@ -144,7 +144,7 @@ class CutProblem:
                      0 where nothing is. Two weights more are of what the messages before and behind the stage take,
                      each as half of what its boundary's transfer takes above `transfers`
         priced       what is known of stages that share a rank's memory
-        directions   more of what `known` has, for terms weighted about as those of a blend: applied to blends alone
+        directions   more of what `known` has, for terms weighted about as those of a blend: weighed paths count them
         listed       cuts whose plans are listed
     """
 

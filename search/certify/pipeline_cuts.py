@@ -108,12 +108,6 @@ def _own(trail: PricedPath | WeighedPath) -> int:
     return trail.path if isinstance(trail, PricedPath) else trail.of
 
 
-def _is_blend(paths: Sequence[Trail], trail: Trail) -> bool:
-    """Whether a path is a blend, also as it is priced or weighed."""
-    own = paths[_own(trail)] if isinstance(trail, PricedPath | WeighedPath) else trail
-    return isinstance(own, tuple) and any(not isinstance(one, str) for one in own)
-
-
 def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:
     """The counts of a blend. Weights are at least 0 and are divided by their sum, if above 1."""
     assert all(0 <= weight < np.inf for _, weight in blend), \
@@ -156,13 +150,10 @@ class _Check:
         self.sent, self.counts = np.array([sent for _, sent in every]), counts[:, :, :6]
         self.schedule, self.listed, self.least_sent = problem.schedule, problem.listed, np.array(problem.transfers)
         self.fixed = self.sent @ np.array(problem.transfers)
-        blends = [q for q, trail in enumerate(proof.paths) if _is_blend(proof.paths, trail)]
         self.tables = np.stack([self._rows(s, counts[:, s]) for s in range(len(self.terms))], axis=1)
-        self.tables[blends] = np.stack([self._rows(s, counts[blends, s], blends=True) for s in range(len(self.terms))],
-                                       axis=1)
         for q, path in enumerate(proof.paths):
             if isinstance(path, PricedPath):
-                self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices, q in blends)
+                self.tables[q], self.fixed[q] = self._priced(problem, q, counts[q], path.prices)
             if isinstance(path, WeighedPath):
                 self.tables[q], self.fixed[q] = self._weighed(problem, q, counts[q], path)
             if isinstance(path, BlockLimit):
@@ -172,13 +163,13 @@ class _Check:
                 self.tables[q, list(path.stages)] = path.sign * np.arange(1, self.blocks + 1)
         self.limits = {q: path for q, path in enumerate(proof.paths) if isinstance(path, BlockLimit)}
 
-    def _rows(self, s: int, counts: Array, blends: bool = False) -> Array:
+    def _rows(self, s: int, counts: Array) -> Array:
         """[path, blocks - 1] seconds of a stage whose terms count so often, [path, term]: the most of all orders.
 
-        The two terms that messages add have seconds of 0 or more. What is known of directions is for blends.
+        The two terms that messages add have seconds of 0 or more. What is known of directions is for weighed paths.
         """
         least: Array = counts @ self.terms[s].T
-        orders = [[k, *(j for j in self.alone if j != k)] for k in range(len(self.known) if blends else self.paths)]
+        orders = [[k, *(j for j in self.alone if j != k)] for k in range(self.paths)]
         return reduce(np.maximum, (least + self._more(s, counts, [self.known[k] for k in order]) for order in orders),
                       least)
 
@@ -195,12 +186,12 @@ class _Check:
                 left[used] -= times * each
         return found
 
-    def _priced(self, problem: CutProblem, q: int, counts: Array, prices: Mixture, blends: bool) -> Terms:
+    def _priced(self, problem: CutProblem, q: int, counts: Array, prices: Mixture) -> Terms:
         """The seconds of a path on which stages of a rank are counted together, so often for each price."""
         table, fixed = self.tables[q].copy(), float(self.fixed[q])
         left, added, paid = self._together(problem, counts, prices)
         for s in {s for k, _ in prices for s in problem.priced[k].stages}:
-            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None], blends)[0])
+            table[s] = np.maximum(table[s], added[s] + self._rows(s, left[s][None])[0])
         return table, fixed - paid
 
     def _weighed(self, problem: CutProblem, q: int, counts: Array, path: WeighedPath) -> Terms:
