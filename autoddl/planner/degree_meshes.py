@@ -12,9 +12,9 @@ Where ep does not divide dp, experts lie apart over cp and tp too. Megatron-Core
 parallelism inside experts. These axes are `expert context data ...` and `expert split tensor`.
 
 An axis of n ranks with stride s reaches from s to s n. Where a unit of a level ends in between, the axis is cut there:
-`dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels stays in one piece: a program makes
-one communicator of a degree's ranks, and NCCL has no collective that goes level by level. A plan that is searched may
-have such an axis in pieces.
+`dp=8` on tp=4 and nodes of 8 ranks is `dp.1=4,dp.0=2`. An axis that is whole levels stays in one piece. For a program
+makes one communicator of a degree's ranks, and NCCL has no collective that goes level by level. A plan that is searched
+may have such an axis in pieces.
 """
 
 from collections.abc import Sequence
