@@ -8,22 +8,24 @@
                 of another. The interval of a regime is made wider around its median, by the factor at which 8 of 10
                 left-out runs of the regime lie inside. To count what an interval holds, that factor too is found
                 without the source
+    widening    the same factor of runs that nobody had looked at, on the intervals of all that were
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from math import exp, log
 
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.intervals import NODE, REGIMES, Interval, regime
+from autoddl.cost_models.intervals import NODE, REGIMES, Interval, known_intervals, regime, unseen
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun, groups
 
-__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "intervals_text", "regime_of", "winners"]
+__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "intervals_text", "regime_of", "widening",
+           "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""
@@ -58,6 +60,15 @@ def covered(found: Sequence[PricedRun]) -> Mapping[str, tuple[int, int]]:
         inside, every = counts[regime_of(one.run)]
         counts[regime_of(one.run)] = inside + lies, every + 1
     return counts
+
+
+def widening(found: Sequence[PricedRun]) -> float:
+    """How many times as wide as the package's, about their medians, intervals are that hold 8 of 10 of these runs."""
+    known, distances = known_intervals(), list[tuple[float, float]]()
+    for one in _priced(found):
+        own = known[regime_of(one.run)]
+        distances.append((_distance(one, (log(own.low), log(own.median), log(own.high))), 1.0))
+    return _quantile(distances, 0.8)
 
 
 def inside_left_out(found: Sequence[PricedRun]) -> list[tuple[PricedRun, bool]]:
@@ -107,8 +118,8 @@ def intervals_text(intervals: Mapping[str, Interval], table: str) -> str:
                    "runs": one.runs, "sources": one.sources} for name, one in intervals.items()}
     head = (f"# How far published runs were from their predictions as plans: `autoddl validate {table}\n"
             "# --intervals FILE` wrote this. intervals.py has the meaning. Constants of devices were chosen with\n"
-            "# these runs in view, so that a machine which no source has may be farther off.\n")
-    return head + yaml.safe_dump({"regimes": rows}, sort_keys=False)
+            "# these runs in view. `unseen` is of runs that nobody had looked at: unseen_runs.py finds it.\n")
+    return head + yaml.safe_dump({"regimes": rows, "unseen": asdict(unseen())}, sort_keys=False)
 
 
 def _residual(one: PricedRun) -> float:
