@@ -270,7 +270,7 @@ def blend_paths(part: StageParts, staged: Staged, plans: Sequence[Plan], enough:
     met, blends, prices = [best], list[Blend](), list[SharedPrice]()
     if groups:
         met.append(_joint(part, staged, tuple(map(part.freely_planned, graphs, flights)), graphs))
-    done, alike = set[object](), [(part.on(s).alone(a, b)[1], s in chain(*groups)) for s, (a, b) in
+    done, alike = set[object](), [(part.on(s).size, part.on(s).alone(a, b)[1], s in chain(*groups)) for s, (a, b) in
                                   enumerate(pairwise(ends))]
     for _ in range(BLENDS):
         blend, paid = _best_blend(part, staged, met, alike, groups)
@@ -321,7 +321,8 @@ def _best_blend(part: StageParts, staged: Staged, met: Sequence[_Joint], alike: 
             for one in met:
                 more = (0.0, *(np.array(one.transfers) - least) / 2, 0.0)
                 terms = tuple(float(f"{x:.9g}") for x in (*one.stages[t], more[t], more[t + 1]))
-                rows[terms] = resting_bytes(one.plans[t], flight) / part.task.budget if s in shared else 0.0
+                taken = resting_bytes(one.plans[t], flight) / part.task.budget if s in shared else 0.0
+                rows[terms] = min(taken, rows.get(terms, inf))
         found.append((FoundPlans(1.0, np.array([*rows]), np.array([*rows.values()])),))
     _, blend, paid = blend_of_plans(found, least.tolist(), partial(critical_path, staged.schedule()), groups)
     return blend, paid
