@@ -12,7 +12,7 @@ path that is critical at no cut may be the best to mix.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from autoddl.search.path_tables import (
     KnownTerms,
     PricedRows,
     TraceStages,
+    add_row,
     best_blend,
     counts_of,
     linear_program,
@@ -47,7 +48,7 @@ from autoddl.search.path_tables import (
     weighed_table,
 )
 
-__all__ = ["CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "best_priced", "blended"]
+__all__ = ["CutPlanes", "Evaluate", "Trace", "TraceMean", "best_mixture", "blended"]
 
 SAME = 1e-9
 """Relative differences of sums in another order."""
@@ -75,9 +76,6 @@ CLOSE = 1e-3
 
 DEAREST = 4
 """Paths that are priced at each cut, but for blends, which all are."""
-
-DEAR = 10.0
-"""Most that a whole budget may cost, in times of the greatest value."""
 
 Evaluate = Callable[[tuple[int, ...]], float]
 """A cut -> its exact seconds."""
@@ -127,7 +125,6 @@ class CutPlanes:
         stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
-        ready        by their counts, tables of blends that may be added
         told         what is known of the terms of stages
     """
 
@@ -151,7 +148,6 @@ class CutPlanes:
     stacked: tuple[NDArray[np.intp], Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
-    ready: dict[tuple[object, ...], Array] = field(default_factory=dict)
     told: KnownTerms = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,13 +160,6 @@ class CutPlanes:
             for i, s in enumerate(group):
                 left[s, own[:, i] - 1] = True
         self.told = KnownTerms(self.problem, left)
-
-    def make_ready(self, blends: Sequence[Blend]) -> None:
-        """Makes the tables of blends that may be added, all at once, which takes less time than one after another."""
-        new = {(path.stages, path.transfers): path for path in map(blended, (one for one in blends if len(one) > 1))}
-        paths = [path for key, path in new.items() if key not in self.known]
-        self.ready |= {(path.stages, path.transfers): table for path, table in zip(
-            paths, path_tables(self.told, paths), strict=True)}
 
     @property
     def possible(self) -> Mask:
@@ -207,11 +196,7 @@ class CutPlanes:
             number = self.known.get((path.stages, path.transfers))
             if number is None or (not bare and number in self.bare):
                 new.setdefault((path.stages, path.transfers), path if number is None else self.paths[number])
-        tables = {key: self.ready[key] for key, path in new.items() if key in self.ready and not path.path}
-        others = {key: path for key, path in new.items() if key not in tables}
-        tables |= zip(others, path_tables(self.told, [*others.values()], bare), strict=True)
-        for key, path in new.items():
-            table = tables[key]
+        for (key, path), table in zip(new.items(), path_tables(self.told, [*new.values()], bare), strict=True):
             sent = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
             if key in self.known:
                 self.bare.remove(self.known[key])
@@ -277,8 +262,8 @@ class CutPlanes:
         key = "weighed", number, part.known, part.together
         if key not in self.known:
             path = self.paths[number]
-            table, more, trail = weighed_table(self.told, path, self.tables[number], part)
-            self._append(key, PathBound((), path.stages, path.transfers), replace(trail, of=number), table,
+            table, more, known, together = weighed_table(self.told, path, self.tables[number], part)
+            self._append(key, PathBound((), path.stages, path.transfers), WeighedPath(number, known, together), table,
                          self.fixed[number] + more)
         return number, self.known[key]
 
@@ -464,7 +449,7 @@ class CutPlanes:
             values = self.at(cuts)
             top = np.argsort(-values, axis=0, kind="stable")[:TOP].ravel()
             rows = np.unique(np.concatenate([top, np.array([*(q for q, _ in used), *self.means], dtype=np.intp)]))
-            found, _, shares = best_priced(values[rows], np.zeros((0, len(cuts))))
+            found, shares = best_mixture(values[rows])
             used = tuple((int(rows[q]), weight) for q, weight in found)
             least = float(sum(weight * values[q] for q, weight in used).min())
             if not self._learn_mean(cuts, shares, least):
@@ -497,38 +482,23 @@ def blended(blend: Blend) -> PathBound:
     return PathBound((), stages, mean([path.transfers for path, _ in blend]))
 
 
-def best_mixture(values: Array) -> Mixture:
-    """Weights of the rows whose least mixed column is greatest: max z with z <= weights . column, for each column."""
-    return best_priced(values, np.zeros((0, values.shape[1])))[0]
+def best_mixture(values: Array) -> tuple[Mixture, tuple[float, ...]]:
+    """(weights of the rows whose least mixed column is greatest, shares of the columns, of sum 1).
 
-
-def best_priced(values: Array, over: Array) -> tuple[Mixture, tuple[float, ...], tuple[float, ...]]:
-    """(weights of the rows, prices >= 0): max z with z <= weights . column + prices . over, for each column.
-
-    `over` has a row for each budget: by what part of it each column is above it. Prices are those of whole budgets, in
-    the unit of `values`, and at most DEAR times the greatest value. Third come the shares of the columns, of sum 1: the
-    dual values; none where there is no optimum.
+    Weights maximise z with z <= weights . column for each column. Shares are dual values; there are none where there is
+    no optimum.
     """
     scale = float(values.max()) or 1.0
     solver = linear_program()
     weights = [solver.NumVar(0.0, 1.0, "") for _ in values]
-    prices = [solver.NumVar(0.0, DEAR, "") for _ in over]
     least = solver.NumVar(-solver.infinity(), solver.infinity(), "")
-    one = solver.Constraint(1.0, 1.0)
-    for weight in weights:
-        one.SetCoefficient(weight, 1.0)
-    rows = []
-    for column in np.concatenate([values / scale, over]).T.tolist():
-        rows.append(row := solver.Constraint(0.0, solver.infinity()))
-        row.SetCoefficient(least, -1.0)
-        for variable, value in zip([*weights, *prices], column, strict=True):
-            row.SetCoefficient(variable, value)
-    solver.Objective().SetCoefficient(least, 1.0)
-    solver.Objective().SetMaximization()
+    add_row(solver, [(weight, 1.0) for weight in weights], 1.0, 1.0)
+    rows = [add_row(solver, [(least, -1.0), *zip(weights, column, strict=True)], 0.0)
+            for column in (values / scale).T.tolist()]
+    solver.Maximize(least)
     if solver.Solve() != pywraplp.Solver.OPTIMAL:
-        return ((int(values.min(axis=1).argmax()), 1.0),), (0.0,) * len(over), ()
+        return ((int(values.min(axis=1).argmax()), 1.0),), ()
     found = [(q, max(0.0, weight.solution_value())) for q, weight in enumerate(weights)]
     total, duals = sum(weight for _, weight in found), [abs(row.dual_value()) for row in rows]
     return (tuple((q, weight / total) for q, weight in found if weight > 1e-9 * total),
-            tuple(scale * max(0.0, price.solution_value()) for price in prices),
             tuple(dual / sum(duals) for dual in duals) if sum(duals) else ())

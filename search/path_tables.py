@@ -49,10 +49,9 @@ from autoddl.core.pipeline_cuts import (
     PathBound,
     PricedStages,
     StageSeconds,
-    WeighedPath,
 )
 
-__all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "best_blend", "blend_of_plans",
+__all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "add_row", "best_blend", "blend_of_plans",
            "counts_of", "linear_program", "path_tables", "priced_rows", "priced_table", "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
@@ -149,8 +148,6 @@ class KnownTerms:
         self.left = np.ones(problem.seconds.shape[:2], dtype=np.bool_) if left is None else left
         self.stated = [*_stated(problem), *problem.directions]
         self._steps = [self._step(weights, values) for weights, values in _stated(problem)]
-        self._known = len(self._steps)
-        self._without_messages = [len(weights) == 6 for weights, _ in self.stated]
         self._orders = dict[tuple[int, ...], list[_Order]]()
 
     def _step(self, weights: Sequence[float], values: Array) -> _Step:
@@ -162,13 +159,13 @@ class KnownTerms:
         """For each weighting that is known but for those of `directions`, it first and then the others."""
         key = tuple(stages)
         if key not in self._orders:
-            self._orders[key] = [self._order(k, key) for k in range(self._known)]
+            self._orders[key] = [self._order(k, key) for k in range(len(self._steps))]
         return self._orders[key]
 
     def _order(self, first: int, stages: tuple[int, ...]) -> _Order:
         at = list(stages)
         s, n = np.nonzero((self._steps[first].more[at] > 0) & self.left[at])
-        others = (j for j in range(self._known) if j != first and self._without_messages[j])
+        others = (j for j in range(len(self._steps)) if j != first and len(self.stated[j][0]) == 6)
         steps = (self._steps[j] for j in (first, *others))
         cells = ((step, step.more[at][s, n]) for step in steps)
         return _Order(s, n, tuple(
@@ -228,11 +225,12 @@ def priced_table(problem: CutProblem, priced: Sequence[PricedRows], table: Array
     return found, more, tuple(prices)
 
 
-def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPart) -> tuple[Array, float, WeighedPath]:
+def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPart
+                  ) -> tuple[Array, float, tuple[Mixture, ...], Mixture]:
     """([stage, blocks] seconds of a blend, seconds of every cut, how often what is known counts): by dual values.
 
-    What is no more known counts never, and nothing more often than its terms are left. `table` has what is known
-    otherwise. The number of the blend is left 0.
+    The last are as in `WeighedPath`. What is no more known counts never, and nothing more often than its terms are
+    left. `table` has what is known otherwise.
     """
     left, added = _counts(path), np.zeros(known.least.shape[:2])
     together = _take_together(known.problem, part.together, left, added)
@@ -250,7 +248,7 @@ def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPar
         numbers.append(tuple(used))
     added += (left[:, None, :6] * known.least).sum(axis=2)
     paid = sum(times * known.problem.priced[k].price * known.problem.priced[k].budget for k, times in together)
-    return np.maximum(table, np.pad(added, ((0, 0), (1, 0)))), -paid, WeighedPath(0, tuple(numbers), together)
+    return np.maximum(table, np.pad(added, ((0, 0), (1, 0)))), -paid, tuple(numbers), together
 
 
 def _take_together(problem: CutProblem, told: ToldOfRanks, left: Array, added: Array) -> Mixture:
@@ -372,6 +370,16 @@ def linear_program() -> Any:
     return solver
 
 
+def add_row(solver: Any, pairs: Sequence[tuple[Any, float]], least: float, most: float = inf) -> Any:
+    """Adds least <= sum of variable * value <= most; returns it."""
+    row, sums = solver.Constraint(least, most), dict[Any, float]()
+    for variable, value in pairs:
+        sums[variable] = sums.get(variable, 0.0) + value
+    for variable, value in sums.items():
+        row.SetCoefficient(variable, value)
+    return row
+
+
 class _Fractional:
     """The linear program of `best_blend`."""
 
@@ -386,14 +394,14 @@ class _Fractional:
         self.paths: list[Any] = []
         self.known = [list[tuple[tuple[float, ...], Any]]() for _ in problem.seconds]
         for shares in self.shares:
-            self._row([(share, 1.0) for share in shares], 1.0, 1.0)
-        self._row([(share, float(n)) for shares, own in zip(self.shares, options, strict=True)
+            add_row(self.solver, [(share, 1.0) for share in shares], 1.0, 1.0)
+        add_row(self.solver, [(share, float(n)) for shares, own in zip(self.shares, options, strict=True)
                    for share, n in zip(shares, own.sum(axis=1), strict=True)], *(float(problem.blocks),) * 2)
-        self.limits = [self._row([(share, one.sign * float(n)) for s in one.stages for share, n in zip(
+        self.limits = [add_row(self.solver, [(share, one.sign * float(n)) for s in one.stages for share, n in zip(
             *self.sizes[s], strict=True)], -self.solver.infinity(), float(one.sign * one.blocks)) for one in limits]
         for s in range(len(problem.seconds)):
             self._add_known(s)
-        self.together = [((one.stages, one.weights, one.price), self._row([
+        self.together = [((one.stages, one.weights, one.price), add_row(self.solver, [
             pair for s, weights, values in zip(one.stages, one.weights, one.values, strict=True)
             for pair in (*self._weighted(s, weights), *self._known(s, values))], -one.price * one.budget))
             for one in problem.priced]
@@ -404,20 +412,11 @@ class _Fractional:
         problem, sizes = self.problem, self.sizes[s][1] - 1
         least = np.nan_to_num(problem.seconds[s, sizes], posinf=0.0)
         for weights, values in _single_terms(problem, s):
-            self._row([*self._weighted(s, weights), *self._known(s, values)], 0.0)
+            add_row(self.solver, [*self._weighted(s, weights), *self._known(s, values)], 0.0)
         for weights, known in (*_stated(problem), *problem.directions):
             if (known[s, sizes] > least @ np.array(weights[:6])).any():
-                row = self._row([*self._weighted(s, weights), *self._known(s, known[s])], 0.0)
+                row = add_row(self.solver, [*self._weighted(s, weights), *self._known(s, known[s])], 0.0)
                 self.known[s].append((weights, row))
-
-    def _row(self, pairs: Sequence[tuple[Any, float]], least: float, most: float | None = None) -> Any:
-        """Adds least <= sum of variable * value <= most; returns it."""
-        row, sums = self.solver.Constraint(least, self.solver.infinity() if most is None else most), dict[Any, float]()
-        for variable, value in pairs:
-            sums[variable] = sums.get(variable, 0.0) + value
-        for variable, value in sums.items():
-            row.SetCoefficient(variable, value)
-        return row
 
     def _weighted(self, s: int, weights: Sequence[float]) -> list[tuple[Any, float]]:
         return [(term, float(weight)) for term, weight in zip(self.terms[s], weights, strict=False) if weight]
@@ -431,7 +430,7 @@ class _Fractional:
         """Adds a path: the pipeline takes no less."""
         fixed = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
         pairs = [(term, -weight) for s, row in enumerate(_counts(path)) for term, weight in self._weighted(s, row)]
-        self.paths.append(self._row([(self.seconds, 1.0), *pairs], fixed))
+        self.paths.append(add_row(self.solver, [(self.seconds, 1.0), *pairs], fixed))
 
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of the stages and of the transfers); None where GLOP comes to no end for rounding.
@@ -512,17 +511,11 @@ class _Mixtures:
                        for own in found]
         for one, shares in ((one, shares) for own, every in zip(found, self.shares, strict=True)
                             for one, shares in zip(own, every, strict=True)):
-            self._row([(share, 1.0) for share in shares], one.times, one.times)
-        self.budgets = [self._row([(share, float(nbytes)) for s in group for one, shares in zip(
+            add_row(self.solver, [(share, 1.0) for share in shares], one.times, one.times)
+        self.budgets = [add_row(self.solver, [(share, float(nbytes)) for s in group for one, shares in zip(
             found[s], self.shares[s], strict=True) for share, nbytes in zip(shares, one.nbytes, strict=True)],
             -self.solver.infinity(), 1.0) for group in groups]
         self.solver.Minimize(self.seconds)
-
-    def _row(self, pairs: Sequence[tuple[Any, float]], least: float, most: float) -> Any:
-        row = self.solver.Constraint(least, most)
-        for variable, value in pairs:
-            row.SetCoefficient(variable, value)
-        return row
 
     def even(self) -> Array:
         """The seconds of stages that have as much of each plan, and of transfers then."""
@@ -539,7 +532,7 @@ class _Mixtures:
             _counts(path), self.shares, self.terms, strict=True) for share, seconds in zip(
             (share for shares in every for share in shares), rows @ counts, strict=True)]
         fixed = float(self.transfers @ np.array(path.transfers))
-        self.paths.append(self._row([(self.seconds, 1.0), *pairs], fixed, self.solver.infinity()))
+        self.paths.append(add_row(self.solver, [(self.seconds, 1.0), *pairs], fixed))
 
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of stages and of transfers); None where no mixture fits, or GLOP comes to no end.

@@ -22,7 +22,7 @@ that are left.
 
 import heapq
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -260,8 +260,6 @@ class _Tree:
 
     def grow(self, effort: int, before: DividedBox | None) -> float:
         """Looks into `effort` boxes at most, of those into which cuts were divided before; the bound in seconds."""
-        if before is not None and self.search.stages is not None:
-            self.search.make_ready([*_blends(before)])
         order = count()
         heap = [(node.bound, next(order), node) for node in self._left(self.root, before)]
         heapq.heapify(heap)
@@ -481,13 +479,6 @@ class _Tree:
             masks: list[Mask] = [np.ones(len(own), dtype=np.bool_) for own in node.box.options]
             masks[group] = np.arange(len(masks[group])) == i
             node.divide(masks, (group, (tuple(option),)))
-
-
-def _blends(box: DividedBox) -> Iterator[Blend]:
-    """Yields all blends by which a box and its parts were bounded."""
-    yield from (part.blend for part in box.parts)
-    for child in box.children:
-        yield from _blends(child)
 
 
 def _divided(node: _Node) -> DividedBox:

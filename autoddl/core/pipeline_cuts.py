@@ -183,13 +183,13 @@ class PricedPath:
 class WeighedPath:
     """A path or a blend with how often what is known counts in its stages.
 
-        of          its number
+        path        its number
         known       for each stage, (number of what is known, how often that counts): those of `CutProblem.known`, then
                     `whole`, then `directions`
         together    the same of what is known of stages of a rank together, in `CutProblem.priced`
     """
 
-    of: int
+    path: int
     known: tuple[Mixture, ...]
     together: Mixture
 

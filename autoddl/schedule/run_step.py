@@ -34,6 +34,7 @@ from autoddl.operators.ring import is_attention
 from autoddl.schedule.buckets import parameter_edges
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.schedule.timeline import predict_timeline
+from autoddl.schedule.traffic import traffic_of_activations
 
 __all__ = ["RunParts", "joined_bytes", "ordered_bytes", "run_parts", "run_seconds", "stage_run_seconds"]
 
@@ -125,21 +126,20 @@ def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tu
     turned = _turned(plan, graph, software) if software.rotates_apart else (0.0, 0.0)
     forth, back = (sum(each) for each in zip((forth, back), rowed, turned, strict=True))
     ordered = ordered_bytes(plan, graph, software.pads_rows)
-    joined = joined_bytes(plan, graph, cluster) if software.joins else (0.0, 0.0)
+    joined = joined_bytes(plan, graph) if software.joins else (0.0, 0.0)
     first, second = (sum(copy_seconds(cluster.device, each) for each in (ordered, one) if each) for one in joined)
     return (_seconds(cluster, software.unpacked * gathered) + _seconds(cluster, forth) + first,
             _seconds(cluster, copied) + _seconds(cluster, back) + second)
 
 
-def joined_bytes(plan: Plan, graph: Graph, cluster: Cluster) -> tuple[float, float]:
+def joined_bytes(plan: Plan, graph: Graph) -> tuple[float, float]:
     """Bytes that are moved in forward and in backward to join what was gathered of activations, or to cut it before.
 
     NCCL joins buffers along their first dim, which no sequence is: what is read and written is a whole buffer.
     """
     found = {"forward": 0.0, "backward": 0.0}
-    for event in predict_timeline(replace(plan, microbatches=1), graph, cluster).step.events:
-        if event.kind in JOINED and " for " in event.origin:
-            found[event.direction] += 2.0 * event.nbytes
+    for sent in traffic_of_activations(plan, graph, (0,) * len(plan.mesh.axes)):
+        found[sent.direction] += 2.0 * sent.nbytes * (sent.kind in JOINED)
     return found["forward"], found["backward"]
 
 

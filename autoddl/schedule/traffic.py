@@ -34,7 +34,7 @@ from autoddl.operators.rules.nn import REDUCING, inner_collectives
 from autoddl.operators.rules.table import Option, options
 from autoddl.schedule.buckets import Bucket, ParameterEdge, _payloads, gather_buckets, gradient_buckets, parameter_edges
 
-__all__ = ["PlannedCollective", "option_of", "traffic"]
+__all__ = ["PlannedCollective", "option_of", "traffic", "traffic_of_activations"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,25 @@ def _repeated(sent: tuple[PlannedCollective, ...], again: bool) -> tuple[Planned
     return tuple(replace(one, direction="backward", again=True) for one in sent if one.direction == "forward" and again)
 
 
+def traffic_of_activations(plan: Plan, graph: Graph, at: tuple[int, ...]) -> list[PlannedCollective]:
+    """The collectives that convert activations and their gradients in a microbatch, on the rank at some coordinate."""
+    by_name, found = {t.name: t for t in graph.tensors}, list[PlannedCollective]()
+    again, copied = recomputed_ops(graph, plan.recompute), copied_again(graph, plan.recompute)
+    for conversion in plan.conversions:
+        if by_name[conversion.tensor].kind is not Kind.PARAMETER:
+            sent = tuple(_of_edge(conversion, by_name[conversion.tensor], plan.mesh, at))
+            found += sent + _repeated(sent, conversion.op in again or (conversion.op, conversion.slot) in copied)
+    return found
+
+
 def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None) -> tuple[PlannedCollective, ...]:
     """All collectives of one step on the rank at `coordinate`, by default rank 0.
 
     `graph` is the graph of one microbatch with its hubs (`hubs.add_hubs`).
     """
     mesh, at = plan.mesh, coordinate or (0,) * len(plan.mesh.axes)
-    by_name = {t.name: t for t in graph.tensors}
     edges = {edge.tensor.fqn: edge for edge in parameter_edges(plan, graph)}
-    again, copied = recomputed_ops(graph, plan.recompute), copied_again(graph, plan.recompute)
+    again = recomputed_ops(graph, plan.recompute)
     first, each, last = list[PlannedCollective](), list[PlannedCollective](), list[PlannedCollective]()
     for bucket in gather_buckets(plan, graph):
         gathers = each if bucket.per_microbatch else first
@@ -111,10 +121,7 @@ def traffic(plan: Plan, graph: Graph, coordinate: tuple[int, ...] | None = None)
         gathers += _of_bucket(bucket, bucket.steps, edges, mesh, at, "forward", gradient=False)
         if bucket.regather:
             each += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=False)
-    for conversion in plan.conversions:
-        if by_name[conversion.tensor].kind is not Kind.PARAMETER:
-            sent = tuple(_of_edge(conversion, by_name[conversion.tensor], mesh, at))
-            each += sent + _repeated(sent, conversion.op in again or (conversion.op, conversion.slot) in copied)
+    each += traffic_of_activations(plan, graph, at)
     for bucket in gradient_buckets(plan, graph):
         reduced = each if bucket.per_microbatch else last
         reduced += _of_bucket(bucket, bucket.steps, edges, mesh, at, "backward", gradient=True)

@@ -12,8 +12,7 @@ Layers are alike. So a model of one layer and one of two are planned, and the ti
 Of a pipeline the first, a middle and the last stage are planned, with a layer each. Every other layer of a stage takes
 what the middle stage takes. The time line of the schedule has all stages and microbatches.
 
-Memory is no bound here: the run fitted. A degree whose ranks are whole levels is one axis, as it is one communicator.
-NCCL has no collective that goes level by level.
+Memory is no bound here: the run fitted.
 
 A profile changes the constants of the machine. Plans are chosen under it, or under another one and priced again: to see
 what a constant does, the same plans are priced twice.

@@ -94,18 +94,12 @@ def _counts(paths: Sequence[Trail], walk: PathWalk) -> list[Counts]:
         if isinstance(trail, BlockLimit):
             return [[0.0] * 6 for _ in range(walk.schedule.stages)], [0.0] * (walk.schedule.stages - 1)
         if isinstance(trail, PricedPath | WeighedPath):
-            own = _own(trail)
-            assert isinstance(paths[own], tuple), f"{q} prices what is no path, or is priced already"
-            return counts(own)
+            assert isinstance(paths[trail.path], tuple), f"{q} prices what is no path, or is priced already"
+            return counts(trail.path)
         parts = [one for one in trail if not isinstance(one, str)]
         return _mean(parts, [plain(k) for k, _ in parts]) if parts else plain(q)
 
     return [counts(q) for q in range(len(paths))]
-
-
-def _own(trail: PricedPath | WeighedPath) -> int:
-    """The number of the path that is priced or weighed."""
-    return trail.path if isinstance(trail, PricedPath) else trail.of
 
 
 def _mean(blend: Sequence[tuple[int, float]], counts: Sequence[Counts]) -> Counts:

@@ -478,3 +478,19 @@ def test_messages_count_where_a_rank_has_two_stages_in_a_row() -> None:
     straight, turned, alone = (PieceMessages((port,), task.cluster, ranks, where, (0.0, 2.0)).seconds(
         "send", Layout((B,)), mesh) for where in ((0, 1), (0, 1, 1, 0), (0, 0)))
     assert straight == turned > 0 == alone
+
+
+def test_plans_of_units_are_the_fastest_where_seconds_count_as_they_were_searched() -> None:
+    """No plan that was found is below what is known, and that of each search is as fast as is proved."""
+    model, sample = zoo.named("gpt2", layers=4, B=8)
+    task = task_of(model, TWO_BY_TWO, sample, PlanOptions(microbatches=(4,), max_axes=2, workers=1), "gpt2", None)
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE)
+    every = [(4.0, 4.0, 4.0, 1.0, 1.0, 1.0), (4.0, 0.0, 0.0, 0.0, 1.0, 0.0), (1.0, 4.0, 4.0, 0.5, 0.0, 0.0)]
+    for counts in every:
+        parts.find_units(0, counts)
+        assert not parts.find_units(0, counts)
+    for one, unit in zip(parts.found_units(0, 3.0), (0, parts._commonest), strict=True):
+        assert one.times == (2.0 if unit else 1.0)
+        for counts in every:
+            taken = float((one.terms[:, :6] @ np.array(counts)).min())
+            assert taken == pytest.approx(parts.least(parts.rounded(counts, 4.0))[unit, unit + 1])

@@ -233,7 +233,7 @@ def test_shards_of_a_sequence_are_joined_and_cut_by_copies(tmp_path: Path, shard
     """Of a layer four whole streams in forward and in backward; an all-reduce needs no copy."""
     made = run(tmp_path, framework="torchtitan", tp=4, dp=2, seq_parallel=sharded, recompute="none", layers=2)
     asked = RunPlan.of(made, 4)
-    one, two = (joined_bytes(each.plan, each.graph, asked.cluster)
+    one, two = (joined_bytes(each.plan, each.graph)
                 for each in (flat_plan(asked, graph) for graph in flat_graphs(made, asked)))
     each = 2 * 4 * LENGTH * WIDTH * 2
     assert [(b - a) / each for a, b in zip(one, two, strict=True)] == streams
