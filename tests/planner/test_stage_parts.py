@@ -489,7 +489,9 @@ def test_plans_of_units_are_the_fastest_where_seconds_count_as_they_were_searche
     for counts in every:
         parts.find_units(0, counts)
         assert not parts.find_units(0, counts)
-    for one, unit in zip(parts.found_units(0, 3.0), (0, parts._commonest), strict=True):
+    commonest = parts._commonest
+    assert commonest is not None
+    for one, unit in zip(parts.found_units(0, 3.0), (0, commonest), strict=True):
         assert one.times == (2.0 if unit else 1.0)
         for counts in every:
             taken = float((one.terms[:, :6] @ np.array(counts)).min())
