@@ -321,23 +321,27 @@ class CutPlanes:
         new = (q for q in range(known, len(self.paths)) if q not in (number, weighed) and not self.paths[q].path)
         return value + fixed, [((q, 1.0), *paid) for q in (number, *new, weighed)], cut
 
-    def blend_at(self, cut: tuple[int, ...]) -> bool:
-        """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there."""
+    def blend_at(self, cut: tuple[int, ...], begun: Sequence[PathBound] = ()) -> bool:
+        """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there.
+
+        It begins with some paths, and those that are greatest there.
+        """
         if self.stages is None or cut in self.closely:
             return False
         self.closely.add(cut)
         options = [np.array([[n]]) for n in cut]
         groups = [(s,) for s in range(len(cut))]
-        self.add_part(best_blend(self.problem, groups, options, self.begun(), self.stages)[1])
+        paths = [*dict.fromkeys([*begun, *self.begun([cut])])]
+        self.add_part(best_blend(self.problem, groups, options, paths, self.stages)[1])
         self.add_priced(cut)
         return True
 
-    def begun(self) -> list[PathBound]:
-        """The paths with which a blend begins: the greatest at each of the least cuts that were traced."""
-        cuts = sorted(self.traced, key=self.traced.__getitem__)[:COLUMNS]
-        order = np.argsort(-self.at(cuts), axis=0, kind="stable") if cuts else np.arange(len(self.paths))[:, None]
-        plain = [q for q in dict.fromkeys(order[:TOP].T.ravel().tolist()) if self.paths[q].path and q not in self.bare]
-        return [self.paths[q] for q in plain]
+    def begun(self, cuts: Sequence[tuple[int, ...]] = ()) -> list[PathBound]:
+        """The paths with which a blend begins: the greatest at each of some cuts, or of the least that were traced."""
+        plain = np.array([q for q, path in enumerate(self.paths) if path.path and q not in self.bare], dtype=np.intp)
+        cuts = cuts or sorted(self.traced, key=self.traced.__getitem__)[:COLUMNS]
+        order = plain[np.argsort(-self.at(cuts)[plain], axis=0, kind="stable")] if cuts else plain[:, None]
+        return [self.paths[q] for q in dict.fromkeys(order[:TOP].T.ravel().tolist())]
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best."""

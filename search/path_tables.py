@@ -52,7 +52,7 @@ from autoddl.core.pipeline_cuts import (
 )
 
 __all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "add_row", "best_blend", "blend_of_plans",
-           "counts_of", "linear_program", "path_tables", "priced_rows", "priced_table", "weighed_table"]
+           "counts_of", "least_told", "linear_program", "path_tables", "priced_rows", "priced_table", "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -75,17 +75,28 @@ RISES = 1e-4
 GENERATED = 50
 """Paths that are generated for a blend, at most."""
 
+NEXT_TO_NOTHING = 1e-5
+"""What a second of one stage costs in a linear program over fractional cuts, in seconds of the pipeline."""
+
 TOGETHER = (1, 1, 1, 0, 0, 0)
 """The weights of F + B + W."""
 
 TABLES = 64
 """Paths whose tables are made at once."""
 
-PIVOTS = 20_000
+PIVOTS = 4_000
 """Steps that a linear program may take: those with an end need some hundreds, and few that round badly have none."""
+
+WARM = f"max_number_of_iterations: {PIVOTS}, use_dual_simplex: true, use_preprocessing: false"
+COLD = f"max_number_of_iterations: {PIVOTS}, use_dual_simplex: false, use_preprocessing: true"
+"""What GLOP is told, at first and where it comes to no end."""
 
 LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
+
+
+SELDOM = 1e-7
+"""How often something counts that is next to never: a path with a step in which it does tells next to nothing."""
 
 
 class FoundPlans(NamedTuple):
@@ -266,8 +277,9 @@ def _take_together(problem: CutProblem, told: ToldOfRanks, left: Array, added: A
 
 
 def _times_left(left: Array, weights: Array, times: float) -> float:
-    """So often, or as often as the counts that are left hold these weights."""
-    return LESS * min(times, float((left[weights > 0] / weights[weights > 0]).min()))
+    """So often, or as often as the counts that are left hold these weights; 0 where that is next to never."""
+    found = LESS * min(times, float((left[weights > 0] / weights[weights > 0]).min()))
+    return found if found > SELDOM else 0.0
 
 
 def counts_of(one: PricedStages, path: PathBound) -> bool:
@@ -364,10 +376,25 @@ def _split(values: Array) -> tuple[list[StageSeconds], list[float]]:
 
 
 def linear_program() -> Any:
-    """An empty linear program of GLOP, which ends after PIVOTS steps."""
+    """An empty linear program of GLOP, which ends after PIVOTS steps.
+
+    It goes on where it was once it has more rows: that is dual simplex, and no preprocessing.
+    """
     solver = pywraplp.Solver.CreateSolver("GLOP")
-    solver.SetSolverSpecificParametersAsString(f"max_number_of_iterations: {PIVOTS}")
+    solver.SetSolverSpecificParametersAsString(WARM)
     return solver
+
+
+def is_solved(solver: Any) -> bool:
+    """Solves a linear program; whether that came to an end. Where it rounds badly, it begins again otherwise."""
+    if solver.Solve() == pywraplp.Solver.OPTIMAL:
+        return True
+    anew = pywraplp.MPSolverParameters()
+    anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
+    solver.SetSolverSpecificParametersAsString(COLD)
+    found = bool(solver.Solve(anew) == pywraplp.Solver.OPTIMAL)
+    solver.SetSolverSpecificParametersAsString(WARM)
+    return found
 
 
 def add_row(solver: Any, pairs: Sequence[tuple[Any, float]], least: float, most: float = inf) -> Any:
@@ -405,7 +432,18 @@ class _Fractional:
             pair for s, weights, values in zip(one.stages, one.weights, one.values, strict=True)
             for pair in (*self._weighted(s, weights), *self._known(s, values))], -one.price * one.budget))
             for one in problem.priced]
-        self.solver.Minimize(self.seconds)
+        self._prefer_fast_stages()
+
+    def _prefer_fast_stages(self) -> None:
+        """Minimises the seconds, and next to nothing of those of stages: no term is more than what is known asks for.
+
+        Else stages off all paths take any seconds at a corner, and the paths that are critical there say nothing.
+        """
+        goal, often = self.solver.Objective(), (float(self.problem.schedule.microbatches),) * 3 + (1.0,) * 5
+        goal.SetCoefficient(self.seconds, 1.0)
+        for term, times in ((term, times) for own in self.terms for term, times in zip(own, often, strict=True)):
+            goal.SetCoefficient(term, NEXT_TO_NOTHING * times)
+        goal.SetMinimization()
 
     def _add_known(self, s: int) -> None:
         """Adds what is known of a stage, where that of some option is more than its single terms say."""
@@ -435,11 +473,8 @@ class _Fractional:
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of the stages and of the transfers); None where GLOP comes to no end for rounding.
         """
-        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
-            anew = pywraplp.MPSolverParameters()
-            anew.SetIntegerParam(anew.INCREMENTALITY, anew.INCREMENTALITY_OFF)
-            if self.solver.Solve(anew) != pywraplp.Solver.OPTIMAL:
-                return None
+        if not is_solved(self.solver):
+            return None
         terms = [[max(0.0, term.solution_value()) for term in own] for own in self.terms]
         sent = [x + before[7] + behind[6] for x, before, behind in zip(
             self.problem.transfers, terms[:-1], terms[1:], strict=True)]
@@ -466,13 +501,25 @@ class _Fractional:
 def _counting(rows: Sequence[tuple[Any, Any]]) -> tuple[tuple[Any, float], ...]:
     """(name of each row, its dual value), the greatest first, without those of next to none."""
     found = [(name, row.dual_value()) for name, row in rows]
-    return tuple(sorted((one for one in found if one[1] > 1e-7), key=lambda one: -one[1]))
+    return tuple(sorted((one for one in found if one[1] > SELDOM), key=lambda one: -one[1]))
 
 
 def _single_terms(problem: CutProblem, s: int) -> list[tuple[tuple[float, ...], Array]]:
     """What is known of each term of a stage by itself."""
     every = np.eye(problem.seconds.shape[2])
     return [(tuple(every[k]), problem.seconds[s, :, k]) for k in range(len(every)) if problem.seconds[s, 0, k] > 0]
+
+
+def least_told(known: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> float:
+    """The most that is known of seconds that count so, by what is known of others: as often as they fit into these."""
+    solver = linear_program()
+    times = [solver.NumVar(0.0, solver.infinity(), "") for _ in known]
+    for k, weight in enumerate(weights):
+        add_row(solver, [(one, float(own[k])) for one, (own, _) in zip(times, known, strict=True) if own[k] > 0],
+                -solver.infinity(), float(weight))
+    solver.Maximize(sum((one * seconds for one, (_, seconds) in zip(times, known, strict=True)), 0.0 * solver.NumVar(
+        0.0, 0.0, "")))
+    return float(solver.Objective().Value()) if is_solved(solver) else 0.0
 
 
 def blend_of_plans(found: Sequence[Sequence[FoundPlans]], transfers: Sequence[float], trace: TraceStages,
@@ -537,7 +584,7 @@ class _Mixtures:
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of stages and of transfers); None where no mixture fits, or GLOP comes to no end.
         """
-        if self.solver.Solve() != pywraplp.Solver.OPTIMAL:
+        if not is_solved(self.solver):
             return None
         return self.seconds.solution_value(), self._taken(
             [np.array([max(0.0, share.solution_value()) for shares in every for share in shares])

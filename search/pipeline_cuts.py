@@ -397,7 +397,8 @@ class _Tree:
             left = 0 if late else left - (self.closed <= values[at])
             if not late and cut not in search.traced:
                 search.evaluate(cut)
-            elif not late and blended < BLENDED and cut not in search.listed and search.blend_at(cut):
+            elif not late and blended < BLENDED and cut not in search.listed and search.blend_at(
+                    cut, [path for part in node.parts[-1:] for path, _ in part.blend]):
                 blended += 1
             else:
                 if values[at] < self.closed:

