@@ -45,6 +45,7 @@ from autoddl.search.path_tables import (
     path_tables,
     priced_rows,
     priced_table,
+    told_anew,
     weighed_table,
 )
 
@@ -306,6 +307,19 @@ class CutPlanes:
     def blend_again(self, box: Box, parts: Sequence[BoxPart], limits: Sequence[BlockLimit] = ()) -> list[Mixture]:
         """Adds blends that were found before, and each as it is priced where it is least in a box; each by itself."""
         return [mixture for part in parts for mixture in self._blended(box, part, limits)[1]]
+
+    def tell_anew(self, box: Box, part: BoxPart, limits: Sequence[BlockLimit] = ()) -> tuple[BoxPart, list[Mixture]]:
+        """The blend of a part with what is known now, as often as says most where it is least in a box; adds these.
+        """
+        best, (value, found, cut) = part, self._blended(box, part, limits)
+        for _ in range(MORE):
+            made = told_anew(self.told, blended(part.blend), part, cut)
+            now, mixtures, cut = self._blended(box, made, limits)
+            found += mixtures[-1:]
+            if now <= value:
+                break
+            best, value = made, now
+        return best, found
 
     def _blended(self, box: Box, part: BoxPart, limits: Sequence[BlockLimit]
                  ) -> tuple[float, list[Mixture], tuple[int, ...]]:

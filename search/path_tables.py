@@ -33,6 +33,7 @@ The weights of the blend are the dual values of its paths, and the price of a by
 """
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ from autoddl.core.pipeline_cuts import (
 )
 
 __all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "add_row", "best_blend", "blend_of_plans",
-           "counts_of", "least_told", "linear_program", "path_tables", "priced_rows", "priced_table", "weighed_table"]
+           "counts_of", "least_told", "linear_program", "path_tables", "priced_rows", "priced_table", "told_anew",
+           "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -160,11 +162,27 @@ class KnownTerms:
         self.stated = [*_stated(problem), *problem.directions]
         self._steps = [self._step(weights, values) for weights, values in _stated(problem)]
         self._orders = dict[tuple[int, ...], list[_Order]]()
+        self._told = dict[tuple[int, int, bytes], Told]()
 
     def _step(self, weights: Sequence[float], values: Array) -> _Step:
         each = np.array((*weights, *(0.0,) * (8 - len(weights))), dtype=float)
         more = np.nan_to_num(values, posinf=0.0) - (each[:6] * self.least).sum(axis=2)
         return _Step(each, np.flatnonzero(each > 0), more)
+
+    @cached_property
+    def _more(self) -> list[Array]:
+        """[stage, blocks - 1] the seconds that each that is known is more than the least of its terms."""
+        return [self._step(weights, values).more for weights, values in self.stated]
+
+    def told_most(self, s: int, counts: Array, blocks: int) -> Told:
+        """How often each counts that is known of a stage of so many blocks, so that all say most; most often first."""
+        key = s, blocks, counts.tobytes()
+        if key not in self._told:
+            rows = [(weights, float(more[s, blocks - 1])) for (weights, _), more in zip(
+                self.stated, self._more, strict=True) if more[s, blocks - 1] > 0]
+            found = zip([weights for weights, _ in rows], _most_often(rows, counts.tolist()), strict=True)
+            self._told[key] = tuple(sorted((one for one in found if one[1] > SELDOM), key=lambda one: -one[1]))
+        return self._told[key]
 
     def orders(self, stages: Sequence[int]) -> list[_Order]:
         """For each weighting that is known but for those of `directions`, it first and then the others."""
@@ -243,7 +261,7 @@ def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPar
     The last are as in `WeighedPath`. What is no more known counts never, and nothing more often than its terms are
     left. `table` has what is known otherwise.
     """
-    left, added = _counts(path), np.zeros(known.least.shape[:2])
+    left, added = LESS * _counts(path), np.zeros(known.least.shape[:2])
     together = _take_together(known.problem, part.together, left, added)
     names = {weights: k for k, (weights, _) in reversed([*enumerate(known.stated)])}
     numbers = list[Mixture]()
@@ -253,7 +271,7 @@ def weighed_table(known: KnownTerms, path: PathBound, table: Array, part: BoxPar
             weights, values = known.stated[k]
             each = np.array((*weights, *(0.0,) * (8 - len(weights))))
             times = _times_left(left[s], each, often)
-            left[s] -= times * each
+            left[s] = np.maximum(left[s] - times * each, 0.0)
             added[s] += times * np.nan_to_num(values[s], posinf=0.0)
             used.append((k, times))
         numbers.append(tuple(used))
@@ -270,7 +288,7 @@ def _take_together(problem: CutProblem, told: ToldOfRanks, left: Array, added: A
     for k, often in [(names[name], times) for name, times in told if name in names]:
         one, at = problem.priced[k], list(problem.priced[k].stages)
         times = _times_left(left[at], _weights(one), often)
-        left[at] -= times * _weights(one)
+        left[at] = np.maximum(left[at] - times * _weights(one), 0.0)
         added[at] += times * one.values
         found.append((k, times))
     return tuple(found)
@@ -278,7 +296,7 @@ def _take_together(problem: CutProblem, told: ToldOfRanks, left: Array, added: A
 
 def _times_left(left: Array, weights: Array, times: float) -> float:
     """So often, or as often as the counts that are left hold these weights; 0 where that is next to never."""
-    found = LESS * min(times, float((left[weights > 0] / weights[weights > 0]).min()))
+    found = min(times, float((left[weights > 0] / weights[weights > 0]).min()))
     return found if found > SELDOM else 0.0
 
 
@@ -510,16 +528,31 @@ def _single_terms(problem: CutProblem, s: int) -> list[tuple[tuple[float, ...], 
     return [(tuple(every[k]), problem.seconds[s, :, k]) for k in range(len(every)) if problem.seconds[s, 0, k] > 0]
 
 
+def told_anew(known: KnownTerms, path: PathBound, part: BoxPart, cut: Sequence[int]) -> BoxPart:
+    """The part of a box whose blend has the counts of `path`, in which what is known counts as says most of one cut."""
+    left, added = LESS * _counts(path), np.zeros(known.least.shape[:2])
+    _take_together(known.problem, part.together, left, added)
+    return part._replace(known=tuple(known.told_most(s, counts, n) for s, (counts, n) in enumerate(
+        zip(left, cut, strict=True))))
+
+
 def least_told(known: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> float:
     """The most that is known of seconds that count so, by what is known of others: as often as they fit into these."""
+    times = _most_often(known, weights)
+    return sum(often * seconds for often, (_, seconds) in zip(times, known, strict=True))
+
+
+def _most_often(known: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> list[float]:
+    """How often each of (weights of terms, seconds) counts so that all say most, within how often the terms do."""
     solver = linear_program()
     times = [solver.NumVar(0.0, solver.infinity(), "") for _ in known]
     for k, weight in enumerate(weights):
-        add_row(solver, [(one, float(own[k])) for one, (own, _) in zip(times, known, strict=True) if own[k] > 0],
-                -solver.infinity(), float(weight))
-    solver.Maximize(sum((one * seconds for one, (_, seconds) in zip(times, known, strict=True)), 0.0 * solver.NumVar(
-        0.0, 0.0, "")))
-    return float(solver.Objective().Value()) if is_solved(solver) else 0.0
+        add_row(solver, [(one, float(own[k])) for one, (own, _) in zip(times, known, strict=True)
+                         if k < len(own) and own[k] > 0], -solver.infinity(), float(weight))
+    for one, (_, seconds) in zip(times, known, strict=True):
+        solver.Objective().SetCoefficient(one, float(seconds))
+    solver.Objective().SetMaximization()
+    return [max(0.0, one.solution_value()) for one in times] if is_solved(solver) else [0.0] * len(times)
 
 
 def blend_of_plans(found: Sequence[Sequence[FoundPlans]], transfers: Sequence[float], trace: TraceStages,

@@ -294,7 +294,14 @@ class _Tree:
             known = len(node.children)
             self._by_blocks(node, g, key)
             found += self._left(node.children[-1], children.get((g, key))) if len(node.children) > known else []
-        return found if node.split else [node]
+        return found if node.split else self._left_now(node)
+
+    def _left_now(self, node: _Node) -> list[_Node]:
+        """A box that was not divided, unless its last blend rules it out with all that is known now."""
+        part, mixtures = self.search.tell_anew(node.box, node.parts[-1], node.limits)
+        node.parts = (*node.parts[:-1], part)
+        self._learn(node, mixtures)
+        return [] if node.box.empty or node.bound >= self.search.goal else [node]
 
     def _halves(self, node: _Node, keys: Sequence[tuple[int, Key]]) -> list[tuple[int, Key]]:
         """The two parts of a box of which one or both are told; none where its groups are others."""

@@ -7,10 +7,10 @@ is over, no stage is searched any more, and no other box of cuts is looked into.
 of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
-closely goes to a process beside this one, until it is done. That of the least bound stays here, for it takes longest.
-Where no other is left, a better pipeline is sought there near the fastest, and then of its cut. The limit is that of
-each process, and of one that waits for another. All of them know the best seconds of any. What one learns of stages the
-others do not.
+closely goes to a process beside this one, until it is done. That of the least bound of those stays here, for it takes
+longest. Where no other is left, a better pipeline is sought there near the fastest, and then of its cut. The limit is
+that of each process, and of one that waits for another. All of them know the best seconds of any. What one learns of
+stages the others do not.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -156,9 +156,8 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
             better.receive(wait=False)
             if left := _left(clock, others):
                 free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
-                stays = min(left, key=lambda one: one.bound)
-                closely = [one for one in left[1:] if one.answer is not None and one is not stays
-                           and not better.is_sought_of(one)]
+                closely = sorted((one for one in left if one.answer is not None), key=lambda one: one.bound)[1:]
+                closely = [one for one in closely if one is not left[0] and not better.is_sought_of(one)]
                 if closely and free > 0:
                     others[closely[0]] = stack.enter_context(
                         beside(partial(_alone, closely[0], clock, clock.spent), None))

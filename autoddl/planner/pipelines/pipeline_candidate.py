@@ -81,6 +81,9 @@ TURNS = 3
 under prices of bytes for every bound.
 """
 
+TOLD = 1 / 16
+"""The part of the gap to which cuts are searched by which what other counts tell of units may be too little."""
+
 FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into before any plan is known, and for each bound then.
 
@@ -88,7 +91,7 @@ Boxes of earlier bounds are bounded again first, and do not count. As they take 
 into, up to MOST_BOXES.
 """
 
-MOST_BOXES = 300
+MOST_BOXES = 100
 """Boxes of cuts that are looked into for one bound, at most."""
 
 
@@ -349,7 +352,7 @@ class CutSearch:
             for units in dict.fromkeys((tuple(n * parts for n in answer.mean) or tuple(cut), tuple(cut))):
                 blend = self._blend_of_units(units) or answer.blend
                 for s, counts in enumerate(blend.stages):
-                    new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance / 4) or new
+                    new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * TOLD) or new
                 if new:
                     break
         return new
@@ -366,7 +369,7 @@ class CutSearch:
                 return None
             _, paths, _ = blend_of_plans(found, self.part.transfers, partial(critical_path, self.schedule))
             blend = blended(paths)
-            if not sum([self.part.on(s).find_units(s, counts, self._tolerance / 4)
+            if not sum([self.part.on(s).find_units(s, counts, self._tolerance * TOLD)
                         for s, counts in enumerate(blend.stages)]):
                 break
         return blend
@@ -534,7 +537,12 @@ class CutSearch:
             self._least(self._problem, self.part.task.options.tolerance / 4)
 
     def find_better(self) -> None:
-        """Tries cuts beside the fastest while a gap is left, there is time and one is likely better."""
+        """Tries cuts beside the fastest while a gap is left, there is time and one is likely better.
+
+        Other layouts of the fastest come first: they bring most.
+        """
+        if not self.is_closed:
+            self.cuts.fill_bubbles()
         while not self.is_closed and self.cuts.step(self.best, self._met):
             self._say("cuts beside the best")
         if not self.is_closed:
