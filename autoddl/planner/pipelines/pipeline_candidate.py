@@ -148,6 +148,7 @@ class CutSearch:
         answer     the cuts that are to be solved next
         boxes      how cuts were divided for it
         turns      how often a blend of all cuts was found before any was solved
+        pricing    how often prices of bytes are to be learned for the answer
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
@@ -173,6 +174,7 @@ class CutSearch:
     answer: CutSolution | None = None
     boxes: DividedBox | None = None
     turns: int = 0
+    pricing: int = 0
     rounds: int = 0
     stale: int = 0
     is_hurried: bool = False
@@ -256,14 +258,22 @@ class CutSearch:
             self._learn_first()
         elif self.answer is None:
             self._answer_next()
+        elif self.pricing:
+            self._answer_priced()
         else:
             self._solve_answer(self.answer, climbs)
             if not self.is_closed:
                 self._answer_next()
 
     def _answer_next(self) -> None:
-        """Finds the bound, and the cuts that are to be solved next; where none are left, why it ends."""
+        """Finds the bound, and the cuts that are to be solved next."""
         self.answer = self._known_of_blends()
+        self.pricing = TURNS if self.answer is not None and self.rounds and self.prices else 0
+        if not self.pricing:
+            self._end()
+
+    def _end(self) -> None:
+        """Tells why nothing is left to be done, where that is so; a plan is looked for then if none is known."""
         if self.answer is None:
             self.bound, self.proof, self.ended = inf, None, STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
@@ -271,6 +281,18 @@ class CutSearch:
                 near = self.cuts.placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds)
                 self.cuts.find_any(near, self._say)
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
+
+    def _answer_priced(self) -> None:
+        """Learns the best prices of bytes for the blend of the answer, and finds the next; again while that says more.
+        """
+        before, self.pricing = self.bound, self.pricing - 1
+        if self._learn_prices(self.answer) and not self.late():
+            with self._timed("boxes"):
+                self.answer = self._least_known(self._effort) or self.answer
+            self._learn_blend(self.answer)
+        if self.bound <= before * (1 + self._tolerance / 4) or not self.pricing:
+            self.pricing = 0
+            self._end()
 
     def _learn_first(self) -> None:
         """Learns of a blend of all cuts, before any is solved; the first time also of bytes of units."""
@@ -285,20 +307,6 @@ class CutSearch:
             answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
         answer = self._more_boxes(answer) if self.rounds else answer
         self._learn_blend(answer)
-        return self._priced_blends(answer) if self.rounds else answer
-
-    def _priced_blends(self, answer: CutSolution | None) -> CutSolution | None:
-        """Learns the best prices of bytes for the blend of an answer, and finds the next; again while that says more.
-        """
-        for _ in range(TURNS):
-            before = self.bound
-            if not self._learn_prices(answer) or self.late():
-                break
-            with self._timed("boxes"):
-                answer = self._least_known(self._effort) or answer
-            self._learn_blend(answer)
-            if self.bound <= before * (1 + self._tolerance / 4):
-                break
         return answer
 
     def _more_boxes(self, answer: CutSolution | None) -> CutSolution | None:
