@@ -281,7 +281,7 @@ class _Tree:
     def _left(self, node: _Node, before: DividedBox | None) -> list[_Node]:
         """The boxes that are left of a box which was divided before, once the blends of then bound them."""
         if self.late() or before is None or not before.parts or self.search.stages is None or node.box.empty:
-            return [node]
+            return [] if node.box.empty else [node]
         node.parts = before.parts
         least, used = self.search.rule_out(node.box)
         node.learn(least, self.search.goal, used)

@@ -34,7 +34,7 @@ from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
 from autoddl.search.cut_boxes import least_cut, single_stages
 from autoddl.search.cut_planes import CutPlanes, blended
-from autoddl.search.path_tables import KnownTerms, best_blend, path_tables
+from autoddl.search.path_tables import KnownTerms, best_blend, least_told, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
 CLOSE = 1e-9
@@ -319,6 +319,40 @@ def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -
         check_pipeline_bound(question, found.proof, found.bound)
         with pytest.raises(AssertionError):
             check_pipeline_bound(question, found.proof, found.bound * 1.01)
+
+
+def slower(problem: CutProblem, cut: tuple[int, ...]) -> float:
+    """Seconds of a cut half as long again as is known of it, so that no search ends."""
+    return 1.5 * trace_cut(problem, cut)[0]
+
+
+def test_boxes_that_were_left_are_told_what_is_known_since() -> None:
+    """Once sums of terms are known, boxes say more on the paths of before, and no more than is checked."""
+    for seed in range(4):
+        sums = known_by_sums(seed)
+        before = replace(sums, known=())
+        exact = partial(slower, before)
+        first = blended_search(before, effort=6, evaluate=exact)
+        told = replace(before, directions=sums.known)
+        again = blended_search(told, effort=0, before=first.boxes, evaluate=exact)
+        assert again.bound > 1.001 * first.bound
+        check_pipeline_bound(told, again.proof, again.bound)
+        with pytest.raises(AssertionError):
+            check_pipeline_bound(before, again.proof, again.bound)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_most_that_is_told_of_a_stage_is_between_what_is_known_and_the_least_of_plans(seed: int) -> None:
+    """It is the dual of the least seconds that agree with all that is known: no plan that does is below it."""
+    rng = np.random.default_rng(seed)
+    plans, weights = rng.uniform(0.5, 1.5, (5, 6)), rng.integers(0, 9, (9, 6)).astype(float)
+    known = [(tuple(row), float((plans @ row).min())) for row in weights[:8]]
+    for counts in (*weights[:8], weights[8], weights[8] + weights[0]):
+        most = least_told(known, counts.tolist())
+        assert most <= (plans @ counts).min() * (1 + 1e-9)
+        assert most >= max((seconds * min(counts[k] / row[k] for k in range(6) if row[k] > 0)
+                            for row, seconds in known)) * (1 - 1e-9)
+    assert least_told([], [1.0] * 6) == 0.0
 
 
 def test_a_blend_of_one_path_is_that_path() -> None:
