@@ -482,7 +482,9 @@ class StageParts(SolvedStages):
             return ()
         own = [(1.0, self._end_units[s]), (units - 1.0, self._commonest)] if s in self._end_units else [
             (float(units), self._commonest)]
-        return tuple(FoundPlans(times, self._seconds_of(one), np.zeros(0)) for times, one in own if times > 0)
+        rows = [(times, self._seconds_of(one)) for times, one in own if times > 0]
+        return tuple(FoundPlans(times, one, np.zeros(0)) for times, one in rows) if all(len(one) for _, one in rows
+                                                                                        ) else ()
 
     def find_units(self, s: int, counts: Sequence[float], close: float = 0.0) -> bool:
         """Searches the units of stage s where seconds count so, unless others tell them but for a part; whether it did.
@@ -504,7 +506,7 @@ class StageParts(SolvedStages):
         if not self._taken.get(key):
             for counts in (self.repeated, self.whole):
                 self._tell((unit, unit + 1), counts)
-        rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())])
+        rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())]).reshape(-1, 8)
         if not self.splits:
             rows[:, 1], rows[:, 2] = rows[:, 1] + rows[:, 2], 0.0
         return rows
@@ -518,7 +520,10 @@ class StageParts(SolvedStages):
         known = self._taken.setdefault(key, {})
         if weights in known or self._is_told(key, weights, close):
             return False
-        found = self._searched_least(graph, weights)
+        try:
+            found = self._searched_least(graph, weights)
+        except Infeasible:
+            return False
         plan = self._plan_alone(SolvedStage(graph, found), graph, found.candidate, found.solution, ONE)
         seconds = stage_seconds(plan, add_hubs(graph.graph), self.cluster, splits=True)
         known[weights] = StageSeconds(*(float(f"{x:.9g}") for x in seconds))
