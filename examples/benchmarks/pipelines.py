@@ -116,6 +116,9 @@ THREE = {"stages": (1, 2, 3, 6), "microbatches": (8, 16), "schedule": ("1f1b", "
 AT_SCALE = {"stages": (4, 8), "microbatches": (16, 32), "schedule": ("1f1b", "interleaved:2", "zb-h1"),
             "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 250.0}
 
+UNSEEN = {"stages": (2, 4, 8), "microbatches": (8, 16), "schedule": ("1f1b", "interleaved:2", "zb-v"),
+          "precision": "bf16-mixed", "recompute": "search", "tolerance": 0.01, "stages_limit": 120.0}
+
 CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "gpt thin links": (lambda: gpt(layers=8), "rehearsal-4x1-200.yaml", {
         "stages": (1, 2, 4), "microbatches": (4, 8), "schedule": ("1f1b", "gpipe", "interleaved:2")}),
@@ -136,6 +139,12 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], str, dict[str, Any]]] = {
     "zero-bubble V, 70b": (lambda: llama3_70b(batch=256), "h100-8x16x8.yaml", AT_SCALE | {
         "schedule": ("1f1b", "interleaved:2", "zb-v")}),
     "256 H100, 70b": (lambda: llama3_70b(batch=128), "h100-32x8.yaml", AT_SCALE),
+    "unseen, gpt of 52 layers": (lambda: gpt(layers=52, width=4096, heads=32, batch=96, context=2048), "h100-8x8.yaml",
+                                 UNSEEN | {"schedule": ("1f1b", "zb-v", "dualpipe-v"), "stages_limit": 180.0}),
+    "unseen, gpt of 40 layers": (lambda: gpt(layers=40, width=5120, heads=40, batch=64, context=2048), "h100-8x8.yaml",
+                                 UNSEEN | {"schedule": ("1f1b", "zb-h1", "zb-v", "chimera:1")}),
+    "unseen, gpt of 60 layers": (lambda: gpt(layers=60, width=6144, heads=48, batch=128, context=2048), "h100-8x8.yaml",
+                                 UNSEEN | {"stages": (4, 8, 16), "microbatches": (8, 16, 32)}),
     "encoder": (encoder, "l40s-6x4.yaml", THREE),
     "encoder of 14 GB": (encoder, "l40s-6x4.yaml", THREE | {"budget": 14e9}),
     "pairs": (encoder_decoder, "l40s-6x4.yaml", THREE | {"stages": (3, 6), "schedule": ("1f1b", "zb-h1"),
