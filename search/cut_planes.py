@@ -18,7 +18,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from ortools.linear_solver import pywraplp  # type: ignore[attr-defined]
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline_cuts import (
@@ -45,6 +44,7 @@ from autoddl.search.path_tables import (
     path_tables,
     priced_rows,
     priced_table,
+    solve_program,
     told_anew,
     weighed_table,
 )
@@ -514,7 +514,7 @@ def best_mixture(values: Array) -> tuple[Mixture, tuple[float, ...]]:
     rows = [add_row(solver, [(least, -1.0), *zip(weights, column, strict=True)], 0.0)
             for column in (values / scale).T.tolist()]
     solver.Maximize(least)
-    if solver.Solve() != pywraplp.Solver.OPTIMAL:
+    if not solve_program(solver):
         return ((int(values.min(axis=1).argmax()), 1.0),), ()
     found = [(q, max(0.0, weight.solution_value())) for q, weight in enumerate(weights)]
     total, duals = sum(weight for _, weight in found), [abs(row.dual_value()) for row in rows]

@@ -6,6 +6,8 @@
     priced_table    the table of a path with the prices that say most at a cut
     weighed_table   the table of a blend with the dual values of its linear program
     best_blend      the blend of paths that says most of a box of cuts
+    told_anew       a blend that was found before, with what is known since
+    least_implied   what is known of seconds counted in some ways says of those counted otherwise
     blend_of_plans  the blend that says most of mixtures of plans that were found
 
 The first blend is that of a linear program over fractional cuts. Let y[g, o] be the share of option o of group g, and
@@ -19,8 +21,9 @@ a price,
 
 Paths are generated: those that are critical where stages take the seconds x, and half-way from there to the x of the
 shortest pipeline met. Both points may be had, and the second settles sooner. The dual values of the paths are the
-weights of the blend, and those of limits prices of a block. That its terms are those of one plan of a stage on all of
-its paths is what mixtures do not know.
+weights of the blend, and those of limits prices of a block. A second of a stage costs next to nothing more. Else stages
+on no path take any seconds at a corner, and paths that are critical there say nothing. That its terms are those of one
+plan of a stage on all of its paths is what mixtures do not know.
 
 What a blend says is the least of linear functions of its counts, one for each choice of plans. So it is concave. What
 is known of some counts is below it, and is greatest where something is known already: there nothing new is learned.
@@ -30,6 +33,10 @@ cutting-plane method for solving convex programs, 1960). With Y[s] the mixtures 
     minimise T   subject to   T >= path(x)  for each path      x[s] in Y[s]      bytes of a rank at most its budget
 
 The weights of the blend are the dual values of its paths, and the price of a byte is that of the budget.
+
+Once more is known, a blend is not sought anew. With c the counts of its terms in a stage, what is known says most by
+
+    maximise sum of t[k] * known[k]   subject to   sum of t[k] * w[k] <= c,  t >= 0
 """
 
 from collections.abc import Callable, Sequence
@@ -53,8 +60,8 @@ from autoddl.core.pipeline_cuts import (
 )
 
 __all__ = ["Blend", "FoundPlans", "KnownTerms", "PricedRows", "TraceStages", "add_row", "best_blend", "blend_of_plans",
-           "counts_of", "least_told", "linear_program", "path_tables", "priced_rows", "priced_table", "told_anew",
-           "weighed_table"]
+           "counts_of", "least_implied", "linear_program", "path_tables", "priced_rows", "priced_table",
+           "solve_program", "told_anew", "weighed_table"]
 
 Blend = tuple[tuple[PathBound, float], ...]
 """Paths with their weights >= 0, of sum 1."""
@@ -95,7 +102,6 @@ COLD = f"max_number_of_iterations: {PIVOTS}, use_dual_simplex: false, use_prepro
 
 LESS = 1 - 1e-9
 """The part of how often something could count that it does, so that no count that is left is below 0."""
-
 
 SELDOM = 1e-7
 """How often something counts that is next to never: a path with a step in which it does tells next to nothing."""
@@ -403,7 +409,7 @@ def linear_program() -> Any:
     return solver
 
 
-def is_solved(solver: Any) -> bool:
+def solve_program(solver: Any) -> bool:
     """Solves a linear program; whether that came to an end. Where it rounds badly, it begins again otherwise."""
     if solver.Solve() == pywraplp.Solver.OPTIMAL:
         return True
@@ -491,7 +497,7 @@ class _Fractional:
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of the stages and of the transfers); None where GLOP comes to no end for rounding.
         """
-        if not is_solved(self.solver):
+        if not solve_program(self.solver):
             return None
         terms = [[max(0.0, term.solution_value()) for term in own] for own in self.terms]
         sent = [x + before[7] + behind[6] for x, before, behind in zip(
@@ -536,7 +542,7 @@ def told_anew(known: KnownTerms, path: PathBound, part: BoxPart, cut: Sequence[i
         zip(left, cut, strict=True))))
 
 
-def least_told(known: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> float:
+def least_implied(known: Sequence[tuple[Sequence[float], float]], weights: Sequence[float]) -> float:
     """The most that is known of seconds that count so, by what is known of others: as often as they fit into these."""
     times = _most_often(known, weights)
     return sum(often * seconds for often, (_, seconds) in zip(times, known, strict=True))
@@ -552,7 +558,7 @@ def _most_often(known: Sequence[tuple[Sequence[float], float]], weights: Sequenc
     for one, (_, seconds) in zip(times, known, strict=True):
         solver.Objective().SetCoefficient(one, float(seconds))
     solver.Objective().SetMaximization()
-    return [max(0.0, one.solution_value()) for one in times] if is_solved(solver) else [0.0] * len(times)
+    return [max(0.0, one.solution_value()) for one in times] if solve_program(solver) else [0.0] * len(times)
 
 
 def blend_of_plans(found: Sequence[Sequence[FoundPlans]], transfers: Sequence[float], trace: TraceStages,
@@ -617,7 +623,7 @@ class _Mixtures:
     def solve(self) -> tuple[float, Array] | None:
         """(the least seconds, those of stages and of transfers); None where no mixture fits, or GLOP comes to no end.
         """
-        if not is_solved(self.solver):
+        if not solve_program(self.solver):
             return None
         return self.seconds.solution_value(), self._taken(
             [np.array([max(0.0, share.solution_value()) for shares in every for share in shares])

@@ -14,7 +14,8 @@ critical path of a cut is exact there. So this is a search by cutting planes in 
        fractional cut lies farthest from a whole number, and halves have fewer or more. Without blends it is divided by
        its heaviest group, then by the options of a group. The least bound comes first
 
-A search that knows more of the stages goes on with the boxes of the one before. Their blends still bound them.
+A search that knows more of the stages goes on with the boxes of the one before. Their blends still bound them, and
+those that are left are told what is known since (`path_tables.told_anew`).
 
 It ends when no box is left, after `effort` boxes, or when it is late. The bound is the least of the goal and the boxes
 that are left.

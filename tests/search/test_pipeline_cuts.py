@@ -1,6 +1,7 @@
 """Cuts of chains into pipeline stages: the best of all cuts, bounds that are proved, and proofs that are refused."""
 
 import random
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,7 @@ from autoddl.core.pipeline_cuts import (
     CutProof,
     CutSolution,
     ListedPlans,
+    PathBound,
     StageSeconds,
     WeighedPath,
 )
@@ -34,7 +36,7 @@ from autoddl.search.certify.pipeline_paths import PathWalk
 from autoddl.search.certify.pipeline_runs import run_pipeline
 from autoddl.search.cut_boxes import least_cut, single_stages
 from autoddl.search.cut_planes import CutPlanes, blended
-from autoddl.search.path_tables import KnownTerms, best_blend, least_told, path_tables
+from autoddl.search.path_tables import NEXT_TO_NOTHING, KnownTerms, best_blend, least_implied, path_tables
 from autoddl.search.pipeline_cuts import bound_of_paths, least_over_cuts
 
 CLOSE = 1e-9
@@ -243,7 +245,7 @@ def test_blends_are_bounded_by_all_that_their_linear_program_knows() -> None:
     for seed in range(8):
         planes, number, own, most = weighed(known_by_sums(seed))
         values = planes.at([(6,) * 4])[:, 0]
-        assert values[own] == pytest.approx(most, rel=1e-5)
+        assert values[own] == pytest.approx(most, rel=NEXT_TO_NOTHING)
         more += values[own] > 1.001 * values[number]
     assert more >= 4
 
@@ -299,9 +301,9 @@ def test_a_box_that_is_left_early_has_a_bound_that_is_proved(others: int, questi
     assert fewer
 
 
-def blended_search(problem: CutProblem, **options: Any) -> CutSolution:
+def blended_search(problem: CutProblem, paths: Sequence[PathBound] = (), **options: Any) -> CutSolution:
     schedule = problem.schedule
-    return least_over_cuts(problem, closed_paths(schedule), partial(trace_cut, problem), tolerance=1e-9,
+    return least_over_cuts(problem, paths or closed_paths(schedule), partial(trace_cut, problem), tolerance=1e-9,
                            mean=partial(trace_mean, problem), stages=partial(critical_path, schedule), **options)
 
 
@@ -311,10 +313,10 @@ def test_a_search_goes_on_where_another_ended(monkeypatch: pytest.MonkeyPatch) -
     problem = chain("interleaved:2", 32, 4, 16)
     first = blended_search(problem, effort=6)
     assert first.proof.root.split == "blocks" and first.bound < 0.999 * first.seconds
-    again = blended_search(problem, effort=0, before=first.boxes)
-    on = blended_search(problem, effort=6, before=first.boxes)
+    again = blended_search(problem, first.paths, effort=0, before=first.boxes)
+    on = blended_search(problem, first.paths, effort=6, before=first.boxes)
     more = blended_search(replace(problem, seconds=1.1 * problem.seconds), effort=0, before=first.boxes)
-    assert 0.98 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
+    assert 0.995 * first.bound <= again.bound <= on.bound and 1.05 * first.bound < more.bound
     for question, found in ((problem, first), (problem, again), (problem, on)):
         check_pipeline_bound(question, found.proof, found.bound)
         with pytest.raises(AssertionError):
@@ -342,17 +344,17 @@ def test_boxes_that_were_left_are_told_what_is_known_since() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_most_that_is_told_of_a_stage_is_between_what_is_known_and_the_least_of_plans(seed: int) -> None:
+def test_what_known_counts_imply_of_others_is_between_what_is_known_and_the_least_of_plans(seed: int) -> None:
     """It is the dual of the least seconds that agree with all that is known: no plan that does is below it."""
     rng = np.random.default_rng(seed)
     plans, weights = rng.uniform(0.5, 1.5, (5, 6)), rng.integers(0, 9, (9, 6)).astype(float)
     known = [(tuple(row), float((plans @ row).min())) for row in weights[:8]]
     for counts in (*weights[:8], weights[8], weights[8] + weights[0]):
-        most = least_told(known, counts.tolist())
+        most = least_implied(known, counts.tolist())
         assert most <= (plans @ counts).min() * (1 + 1e-9)
         assert most >= max((seconds * min(counts[k] / row[k] for k in range(6) if row[k] > 0)
                             for row, seconds in known)) * (1 - 1e-9)
-    assert least_told([], [1.0] * 6) == 0.0
+    assert least_implied([], [1.0] * 6) == 0.0
 
 
 def test_a_blend_of_one_path_is_that_path() -> None:
@@ -427,7 +429,7 @@ def test_a_search_goes_on_with_all_blocks_of_a_rank_halved(monkeypatch: pytest.M
     again = blended_search(problem, effort=0, before=first.boxes)
     on = blended_search(problem, effort=20, before=first.boxes)
     assert first.proof.root.split == again.proof.root.split == "total"
-    assert 0.98 * first.bound <= again.bound <= on.bound
+    assert 0.995 * first.bound <= again.bound <= on.bound
     for found in (first, again, on):
         check_pipeline_bound(problem, found.proof, found.bound)
 

@@ -81,8 +81,8 @@ TURNS = 3
 under prices of bytes for every bound.
 """
 
-TOLD = 1 / 16
-"""The part of the gap to which cuts are searched by which what other counts tell of units may be too little."""
+IMPLIED = 1 / 16
+"""The part of the gap to which cuts are searched by which what other counts imply of units may be too little."""
 
 FIRST_EFFORT, EFFORT = 6, 30
 """Boxes of cuts that are looked into before any plan is known, and for each bound then.
@@ -266,8 +266,11 @@ class CutSearch:
                 self._answer_next()
 
     def _answer_next(self) -> None:
-        """Finds the bound, and the cuts that are to be solved next."""
-        self.answer = self._known_of_blends()
+        """Finds the bound, and the cuts that are to be solved next; what their blend tells is learned then."""
+        with self._timed("boxes"):
+            answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
+        self.answer = self._more_boxes(answer) if self.rounds else answer
+        self._learn_blend(self.answer)
         self.pricing = TURNS if self.answer is not None and self.rounds and self.prices else 0
         if not self.pricing:
             self._end()
@@ -300,14 +303,6 @@ class CutSearch:
             with suppress(OutOfTime):
                 self.prices += unit_prices(self.part, self.flights, self.paths, self.bound)
         self.turns = self.turns + 1 if self._learn_blend(self._least_known(1)) else TURNS
-
-    def _known_of_blends(self) -> CutSolution | None:
-        """The cut that is least under what is known; what its blend tells is learned then."""
-        with self._timed("boxes"):
-            answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
-        answer = self._more_boxes(answer) if self.rounds else answer
-        self._learn_blend(answer)
-        return answer
 
     def _more_boxes(self, answer: CutSolution | None) -> CutSolution | None:
         """Looks into more boxes of cuts, while that raises the bound and took less than stages did, under a limit."""
@@ -360,7 +355,7 @@ class CutSearch:
             for units in dict.fromkeys((tuple(n * parts for n in answer.mean) or tuple(cut), tuple(cut))):
                 blend = self._blend_of_units(units) or answer.blend
                 for s, counts in enumerate(blend.stages):
-                    new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * TOLD) or new
+                    new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * IMPLIED) or new
                 if new:
                     break
         return new
@@ -377,7 +372,7 @@ class CutSearch:
                 return None
             _, paths, _ = blend_of_plans(found, self.part.transfers, partial(critical_path, self.schedule))
             blend = blended(paths)
-            if not sum([self.part.on(s).find_units(s, counts, self._tolerance * TOLD)
+            if not sum([self.part.on(s).find_units(s, counts, self._tolerance * IMPLIED)
                         for s, counts in enumerate(blend.stages)]):
                 break
         return blend

@@ -61,7 +61,7 @@ from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
 from autoddl.schedule.stage_seconds import stage_seconds
-from autoddl.search.path_tables import FoundPlans, least_told
+from autoddl.search.path_tables import FoundPlans, least_implied
 
 __all__ = ["EXCHANGE", "PASSES", "SINGLES", "StageParts"]
 
@@ -440,7 +440,7 @@ class StageParts(SolvedStages):
 
         `units` are those of each stage of the cut. The commonest unit is searched, and some of its kind in a row, by
         which longer stages are known. Of the first and the last stage so are the units at the end. What other counts
-        tell but for a part so `close` is not searched. Returns whether any was.
+        imply but for a part so `close` is not searched. Returns whether any was.
         """
         most = max(counts[:6])
         if most <= 0 or self.apart == inf or self._commonest is None:
@@ -451,7 +451,7 @@ class StageParts(SolvedStages):
         ends = {0: [(0, 1), (0, max(1, units[0] - FEWER))],
                 self.stages - 1: [(self.units - 1, self.units), (self.units - max(1, units[-1] - FEWER), self.units)]}
         alike = [self._commonest_row(k) for k in (1, min(units[1:-1], default=2) - 1)]
-        made = [self._tell(at, weights, close) for at in (*alike, *ends.get(s, []))]
+        made = [self._search_plan(at, weights, close) for at in (*alike, *ends.get(s, []))]
         if any(made):
             self._directions[weights] = None
         return any(made)
@@ -487,13 +487,13 @@ class StageParts(SolvedStages):
                                                                                         ) else ()
 
     def find_units(self, s: int, counts: Sequence[float], close: float = 0.0) -> bool:
-        """Searches the units of stage s where seconds count so, unless others tell them but for a part; whether it did.
+        """Searches the units of stage s where seconds count so, unless others imply them nearly; whether it did.
         """
         most, every = max(counts[:6]), [self._commonest, self._end_units.get(s)]
         if most <= 0:
             return False
         weights = self.rounded(counts, most, ROUGHLY)
-        return bool(sum([self._tell((unit, unit + 1), weights, close) for unit in every if unit is not None]))
+        return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in every if unit is not None]))
 
     @property
     def _end_units(self) -> dict[int, int]:
@@ -505,20 +505,20 @@ class StageParts(SolvedStages):
         key = self.joining(unit, unit + 1)[1]
         if not self._taken.get(key):
             for counts in (self.repeated, self.whole):
-                self._tell((unit, unit + 1), counts)
+                self._search_plan((unit, unit + 1), counts)
         rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())]).reshape(-1, 8)
         if not self.splits:
             rows[:, 1], rows[:, 2] = rows[:, 1] + rows[:, 2], 0.0
         return rows
 
-    def _tell(self, at: tuple[int, int], weights: Weights, close: float = 0.0) -> bool:
+    def _search_plan(self, at: tuple[int, int], weights: Weights, close: float = 0.0) -> bool:
         """Searches some units in a row for their least seconds counted so, and the plan; whether it was to be searched.
 
-        It is not where other counts tell these seconds but for a part so `close`.
+        It is not where other counts imply these seconds but for a part so `close`.
         """
         graph, key = self.joining(*at)
         known = self._taken.setdefault(key, {})
-        if weights in known or self._is_told(key, weights, close):
+        if weights in known or self._is_implied(key, weights, close):
             return False
         try:
             found = self._searched_least(graph, weights)
@@ -530,7 +530,7 @@ class StageParts(SolvedStages):
         self._least[key, weights, ANY] = found.bound
         return True
 
-    def _is_told(self, key: str, weights: Weights, close: float) -> bool:
+    def _is_implied(self, key: str, weights: Weights, close: float) -> bool:
         """Whether what is known of other counts reaches the plans that were found of a stage but for a part."""
         if not self._taken[key]:
             return False
@@ -538,7 +538,7 @@ class StageParts(SolvedStages):
         taken = float((np.array(list(self._taken[key].values())) @ np.array(counts)).min())
         known = [(self._as_counted(one), seconds) for (like, one, at), seconds in self._least.items()
                  if like == key and at == ANY and seconds > 0]
-        return least_told(known, counts) >= taken * (1 - close)
+        return least_implied(known, counts) >= taken * (1 - close)
 
     def _searched_least(self, graph: StageGraph, weights: Weights, at: Flight = ANY) -> Found:
         """What is found of a stage whose seconds count so, without a budget or at a flight."""
