@@ -1,24 +1,29 @@
 """Boxes of cuts, and the least of linear functions over them.
 
 A box is a set of options for each group of stages (`core.pipeline_cuts`). A function of cuts is here a table w[s, n],
-the seconds of stage s with n blocks. A cut of a box has L blocks in all. Let H[g, n] be the least sum of the groups
-from g on with n blocks left. Let P[g, n] be that of the groups before g with n blocks taken:
+the seconds of stage s with n blocks. It has counts d[b] too: so often the transfer over boundary b counts. A cut has L
+blocks in all. Let H[g, n] be the least sum of the groups from g on with n blocks left. Let P[g, n] be that of the
+groups before g with n blocks taken:
 
     H[G, 0] = 0     H[g, n] = min over options o of g:  w(o) + H[g + 1, n - blocks(o)]
     least with the option o of g  =  w(o) + min over n:  P[g, n] + H[g + 1, L - n - blocks(o)]
 
-Arrays have a leading axis of functions, so that one pass serves them all. Options with equal blocks share their work.
+Where each stage is a group, the blocks before it are known. So w(o) has what the transfer before it takes there above
+the least of any place, and no stage ends inside a unit. Of other groups it has the least of all places that a boundary
+may have in the box. Arrays have a leading axis of functions, so that one pass serves them all. Options with equal
+blocks share their work.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
 
-__all__ = ["Box", "Mask", "count_cuts", "enumerate_cuts", "group_stages", "least_cut", "least_with_options",
+__all__ = ["Box", "Mask", "Places", "count_cuts", "enumerate_cuts", "group_stages", "least_cut", "least_with_options",
            "single_stages"]
 
 Mask = NDArray[np.bool_]
@@ -30,13 +35,29 @@ MOST_OPTIONS = 2048
 """Most options of a group of several stages."""
 
 
+class Places(NamedTuple):
+    """Says where stages may end, and what crosses boundaries there.
+
+        ends    [blocks], whether a stage may end behind so many
+        sent    [boundary, blocks before it, blocks of the stage behind it], the seconds of a transfer above the least
+                of any place
+    """
+
+    ends: Mask
+    sent: Array
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Box:
-    """All cuts of `blocks` blocks whose groups of stages have one of their options."""
+    """All cuts of `blocks` blocks whose groups of stages have one of their options.
+
+    It does not matter where boundaries lie unless there are `places`.
+    """
 
     groups: tuple[tuple[int, ...], ...]
     options: tuple[Options, ...]
     blocks: int
+    places: Places | None = None
 
     @property
     def totals(self) -> tuple[NDArray[np.intp], ...]:
@@ -55,16 +76,34 @@ class Box:
         """The box with these options of each group alone."""
         return replace(self, options=tuple(o[mask] for o, mask in zip(self.options, masks, strict=True)))
 
+    @property
+    def sent_more(self) -> Array:
+        """For each boundary, the seconds that a transfer takes at least in these cuts, above the least of any place."""
+        sizes = {s: own[:, i] for group, own in zip(self.groups, self.options, strict=True)
+                 for i, s in enumerate(group)}
+        if self.places is None:
+            return np.zeros(len(sizes) - 1)
+        low, high = (np.array([int(end(sizes[s])) for s in range(len(sizes))]) for end in (np.min, np.max))
+        before = [slice(max(int(low[:b].sum()), self.blocks - int(high[b:].sum())),
+                        min(int(high[:b].sum()), self.blocks - int(low[b:].sum())) + 1) for b in range(1, len(low))]
+        return np.array([row[at, n].min() for row, at, n in zip(self.places.sent, before, low[1:], strict=True)])
+
+    @property
+    def _in_a_row(self) -> Places | None:
+        """The places where each stage is a group, in their order; else None."""
+        return self.places if all(group == (g,) for g, group in enumerate(self.groups)) else None
+
     def holds(self, cut: Sequence[int]) -> bool:
         """Whether the cut is in the box."""
         return all((options == [cut[s] for s in group]).all(axis=1).any()
                    for group, options in zip(self.groups, self.options, strict=True))
 
 
-def single_stages(possible: Mask) -> Box:
+def single_stages(possible: Mask, places: Places | None = None) -> Box:
     """The box of all cuts with possible[stage, blocks], every stage a group."""
     stages, sizes = possible.shape
-    return Box(tuple((s,) for s in range(stages)), tuple(np.flatnonzero(row)[:, None] for row in possible), sizes - 1)
+    return Box(tuple((s,) for s in range(stages)), tuple(np.flatnonzero(row)[:, None] for row in possible), sizes - 1,
+               places)
 
 
 def group_stages(box: Box, together: Sequence[Sequence[int]]) -> Box:
@@ -82,7 +121,7 @@ def group_stages(box: Box, together: Sequence[Sequence[int]]) -> Box:
             joined = np.concatenate([np.repeat(found[-1], len(own), axis=0), np.tile(own, (len(found[-1]), 1))], axis=1)
             groups[-1] += (stage,)
             found[-1] = joined[joined.sum(axis=1) <= box.blocks]
-    return Box(tuple(groups), tuple(found), box.blocks)
+    return Box(tuple(groups), tuple(found), box.blocks, box.places)
 
 
 def _option_seconds(box: Box, functions: Array) -> list[Array]:
@@ -97,45 +136,80 @@ def _by_total(box: Box, seconds: Sequence[Array]) -> list[dict[int, Array]]:
             for total, own in zip(box.totals, seconds, strict=True)]
 
 
-def _least_left(least: Sequence[dict[int, Array]], blocks: int, count: int) -> list[Array]:
-    """H[g][function, blocks left] of the text above."""
-    found = [np.full((count, blocks + 1), np.inf)]
+def _least_left(box: Box, least: Sequence[dict[int, Array]], counts: Array) -> list[Array]:
+    """H[g][function, blocks left] of the text above; `counts` are d[function, boundary]."""
+    blocks, row = box.blocks, box._in_a_row
+    found = [np.full((len(counts), blocks + 1), np.inf)]
     found[0][:, 0] = 0.0
-    for row in reversed(least):
-        new = np.full((count, blocks + 1), np.inf)
-        for n, seconds in row.items():
-            np.minimum(new[:, n:], seconds[:, None] + found[-1][:, :blocks + 1 - n], out=new[:, n:])
+    for g in reversed(range(len(least))):
+        new = np.full((len(counts), blocks + 1), np.inf)
+        for n, seconds in least[g].items():
+            sums = seconds[:, None] + found[-1][:, :blocks + 1 - n]
+            if row and g:
+                sums += counts[:, g - 1, None] * row.sent[g - 1, blocks - n::-1, n]
+            np.minimum(new[:, n:], sums, out=new[:, n:])
+        if row:
+            new[:, ~row.ends[::-1]] = np.inf
         found.append(new)
     return found[::-1]
 
 
-def least_with_options(box: Box, functions: Array) -> list[Array]:
-    """[function, option] for each group: the least over the cuts of the box with that option, inf where none has it."""
-    seconds, count, blocks = _option_seconds(box, functions), len(functions), box.blocks
-    least = _by_total(box, seconds)
-    left = _least_left(least, blocks, count)
-    taken = _least_left(least[::-1], blocks, count)[::-1]
-    found = []
-    for g, (total, own) in enumerate(zip(box.totals, seconds, strict=True)):
-        rest = np.full((count, blocks + 1), np.inf)
-        for n in least[g]:
-            rest[:, n] = (taken[g][:, :blocks - n + 1] + left[g + 1][:, blocks - n::-1]).min(axis=1)
-        found.append(own + rest[:, total])
+def _least_taken(box: Box, least: Sequence[dict[int, Array]], counts: Array) -> list[Array]:
+    """P[g][function, blocks taken] of the text above."""
+    blocks, row = box.blocks, box._in_a_row
+    found = [np.full((len(counts), blocks + 1), np.inf)]
+    found[0][:, 0] = 0.0
+    for g, own in enumerate(least):
+        new = np.full((len(counts), blocks + 1), np.inf)
+        for n, seconds in own.items():
+            sums = seconds[:, None] + found[-1][:, :blocks + 1 - n]
+            if row and g:
+                sums += counts[:, g - 1, None] * row.sent[g - 1, :blocks + 1 - n, n]
+            np.minimum(new[:, n:], sums, out=new[:, n:])
+        if row:
+            new[:, ~row.ends] = np.inf
+        found.append(new)
     return found
 
 
-def least_cut(box: Box, function: Array) -> tuple[float, tuple[int, ...]]:
-    """(least of one function [stage, blocks] over the box, a cut that has it); the box is not empty."""
-    seconds = _option_seconds(box, function[None])
-    left = _least_left(_by_total(box, seconds), box.blocks, 1)
+def least_with_options(box: Box, functions: Array, counts: Array) -> list[Array]:
+    """[function, option] for each group: the least over the cuts of the box with that option, inf where none has it.
+
+    `functions` are [function, stage, blocks], `counts` how often each counts a transfer, [function, boundary].
+    """
+    seconds, blocks, row = _option_seconds(box, functions), box.blocks, box._in_a_row
+    least = _by_total(box, seconds)
+    left, taken = _least_left(box, least, counts), _least_taken(box, least, counts)
+    found, more = [], 0.0 if row or box.places is None else (counts @ box.sent_more)[:, None]
+    for g, (total, own) in enumerate(zip(box.totals, seconds, strict=True)):
+        rest = np.full((len(functions), blocks + 1), np.inf)
+        for n in least[g]:
+            sums = taken[g][:, :blocks - n + 1] + left[g + 1][:, blocks - n::-1]
+            if row and g:
+                sums += counts[:, g - 1, None] * row.sent[g - 1, :blocks + 1 - n, n]
+            rest[:, n] = sums.min(axis=1)
+        found.append(own + more + rest[:, total])
+    return found
+
+
+def least_cut(box: Box, function: Array, counts: Array) -> tuple[float, tuple[int, ...]]:
+    """(least of one function [stage, blocks] over the box, a cut that has it); the box is not empty.
+
+    It is infinite where stages would end inside units.
+    """
+    seconds, row = _option_seconds(box, function[None]), box._in_a_row
+    left = _least_left(box, _by_total(box, seconds), counts[None])
     cut, n = [0] * sum(map(len, box.groups)), box.blocks
     for g, total in enumerate(box.totals):
         values = np.where(total <= n, seconds[g][0] + left[g + 1][0, np.maximum(n - total, 0)], np.inf)
+        if row and g:
+            values = values + counts[g - 1] * row.sent[g - 1, box.blocks - n, total]
         best = int(values.argmin())
         for stage, blocks in zip(box.groups[g], box.options[g][best], strict=True):
             cut[stage] = int(blocks)
         n -= int(total[best])
-    return float(left[0][0, box.blocks]), tuple(cut)
+    more = 0.0 if row or box.places is None else float(counts @ box.sent_more)
+    return float(left[0][0, box.blocks]) + more, tuple(cut)
 
 
 def _ways(box: Box) -> list[Array]:
@@ -155,7 +229,7 @@ def count_cuts(box: Box) -> float:
 
 
 def enumerate_cuts(box: Box) -> NDArray[np.intp]:
-    """[cut, stage] -> blocks, every cut of the box."""
+    """[cut, stage] -> blocks, every cut of the box whose stages end where they may."""
     ways = _ways(box)
     cuts, taken = np.zeros((1, sum(map(len, box.groups))), dtype=np.intp), np.zeros(1, dtype=np.intp)
     for g, (group, options, total) in enumerate(zip(box.groups, box.options, box.totals, strict=True)):
@@ -163,4 +237,4 @@ def enumerate_cuts(box: Box) -> NDArray[np.intp]:
         at, option = np.nonzero((left >= 0) & (ways[g + 1][np.maximum(left, 0)] > 0))
         cuts, taken = cuts[at], taken[at] + total[option]
         cuts[:, list(group)] = options[option]
-    return cuts
+    return cuts if box.places is None else cuts[box.places.ends[np.cumsum(cuts, axis=1)].all(axis=1)]

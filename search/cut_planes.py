@@ -14,6 +14,7 @@ path that is critical at no cut may be the best to mix.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ from autoddl.core.pipeline_cuts import (
     Trail,
     WeighedPath,
 )
-from autoddl.search.cut_boxes import Box, Mask, least_cut, least_with_options
+from autoddl.search.cut_boxes import Box, Mask, Places, least_cut, least_with_options
 from autoddl.search.path_tables import (
     Blend,
     KnownTerms,
@@ -120,10 +121,10 @@ class CutPlanes:
         tables       for each path [stage, blocks] seconds
         priced       for those that were to be priced, what is known of stages together
         counting     of a path and stages that are known together, whether it counts all of that
-        fixed        for each path the seconds of its transfers
+        fixed        for each path the seconds of its transfers, wherever its boundaries lie
         seen         cut -> exact seconds
         traced       cut -> seconds as traced
-        stacked      numbers, tables and fixed seconds of those that are not bare, as arrays
+        stacked      numbers, tables, fixed seconds and transfers of those that are not bare, as arrays
         means        numbers of the paths of mean seconds
         closely      cuts of which a blend was found
         told         what is known of the terms of stages
@@ -146,7 +147,7 @@ class CutPlanes:
     fixed: list[float] = field(default_factory=list)
     seen: dict[tuple[int, ...], float] = field(default_factory=dict)
     traced: dict[tuple[int, ...], float] = field(default_factory=dict)
-    stacked: tuple[NDArray[np.intp], Array, Array] | None = None
+    stacked: tuple[NDArray[np.intp], Array, Array, Array] | None = None
     means: list[int] = field(default_factory=list)
     closely: set[tuple[int, ...]] = field(default_factory=set)
     told: KnownTerms = field(init=False)
@@ -179,13 +180,25 @@ class CutPlanes:
         return min(self.seen[self.best] * (1 - self.tolerance), self.ceiling)
 
     @property
-    def all(self) -> tuple[NDArray[np.intp], Array, Array]:
-        """(numbers, tables, fixed seconds) of all paths that are not bare."""
+    def all(self) -> tuple[NDArray[np.intp], Array, Array, Array]:
+        """(numbers, tables, fixed seconds, [path, boundary] transfers) of all paths that are not bare."""
         if self.stacked is None or len(self.stacked[0]) < len(self.paths) - len(self.bare):
             rows = np.array([q for q in range(len(self.paths)) if q not in self.bare], dtype=np.intp)
             self.stacked = rows, np.stack([self.tables[q] for q in rows]), np.array(
-                [self.fixed[q] for q in rows], dtype=float)
+                [self.fixed[q] for q in rows], dtype=float), np.array([self.paths[q].transfers for q in rows],
+                                                                      dtype=float)
         return self.stacked
+
+    @cached_property
+    def places(self) -> Places | None:
+        """Where stages may end, and what crosses boundaries there; None where it does not matter."""
+        problem = self.problem
+        if problem.ends is None and problem.sent is None:
+            return None
+        ends = np.ones(problem.blocks + 1, dtype=np.bool_) if problem.ends is None else problem.ends
+        least = np.array(problem.transfers)[:, None, None]
+        return Places(ends, np.zeros((len(least), len(ends), len(ends))) if problem.sent is None else
+                      problem.sent - least)
 
     def add_all(self, paths: Sequence[PathBound], parts: Mixture = (), *, bare: bool = False) -> None:
         """Adds the paths of which none with the same counts is known; `parts` are those of a blend.
@@ -295,7 +308,8 @@ class CutPlanes:
             if k and sum(map(len, chosen)) == before:
                 break
             options = [own[sorted(rows)] for own, rows in zip(box.options, chosen, strict=True)]
-            most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages, limits, self.goal)
+            most, made, mean = best_blend(self.problem, box.groups, options, paths, self.stages, limits, self.goal,
+                                          sent=(self.problem.transfers + box.sent_more).tolist())
             paths = [path for path, _ in made.blend]
             parts.append(made)
             value, mixtures, cut = self._blended(box, made, limits)
@@ -329,11 +343,19 @@ class CutPlanes:
         """
         known, (number, weighed) = len(self.paths), self.add_part(part)
         paid = tuple((self.add_limit(one), price) for one, price in zip(limits, part.limits, strict=False) if price > 0)
-        table, fixed = self.mixed(((weighed, 1.0), *paid))
-        value, cut = least_cut(box, table)
+        table, fixed, sent = self.mixed(((weighed, 1.0), *paid))
+        value, cut = least_cut(box, table, sent)
         self.add_priced(cut)
         new = (q for q in range(known, len(self.paths)) if q not in (number, weighed) and not self.paths[q].path)
         return value + fixed, [((q, 1.0), *paid) for q in (number, *new, weighed)], cut
+
+    def sent_at(self, cuts: NDArray[np.intp]) -> Array:
+        """[boundary, cut] the seconds that a transfer takes at least, above the least of any place."""
+        if self.places is None:
+            return np.zeros((len(self.problem.transfers), len(cuts)))
+        before = np.cumsum(cuts[:, :-1], axis=1)
+        found: Array = self.places.sent[np.arange(before.shape[1]), before, cuts[:, 1:]].T
+        return found
 
     def blend_at(self, cut: tuple[int, ...], begun: Sequence[PathBound] = ()) -> bool:
         """Adds the blend that says most of one cut, once, and it as it is priced; whether it was not there.
@@ -346,7 +368,7 @@ class CutPlanes:
         options = [np.array([[n]]) for n in cut]
         groups = [(s,) for s in range(len(cut))]
         paths = [*dict.fromkeys([*begun, *self.begun([cut])])]
-        self.add_part(best_blend(self.problem, groups, options, paths, self.stages)[1])
+        self.add_part(best_blend(self.problem, groups, options, paths, self.stages, sent=self.problem.sent_at(cut))[1])
         self.add_priced(cut)
         return True
 
@@ -358,7 +380,9 @@ class CutPlanes:
         return [self.paths[q] for q in dict.fromkeys(order[:TOP].T.ravel().tolist())]
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
-        """Traces the cut, once, and finds its exact seconds where it may be the best."""
+        """Traces the cut, once, and finds its exact seconds where it may be the best; none that ends inside a unit."""
+        if not self.problem.holds(cut):
+            return
         if cut not in self.traced:
             self.traced[cut], path = self.trace(cut)
             self.add(path)
@@ -399,13 +423,15 @@ class CutPlanes:
     def even(self, box: Box) -> tuple[int, ...]:
         """The cut whose stages' F + B + W have the least sum of squares."""
         whole = np.nan_to_num(self.problem.seconds[:, :, :3].sum(axis=2), posinf=0.0)
-        return least_cut(box, np.concatenate([np.zeros((len(whole), 1)), whole ** 2], axis=1))[1]
+        return least_cut(box, np.concatenate([np.zeros((len(whole), 1)), whole ** 2], axis=1),
+                         np.zeros(len(self.problem.transfers)))[1]
 
     def at(self, cuts: Sequence[Sequence[int]] | NDArray[np.intp]) -> Array:
         """[path, cut] seconds of every path at these cuts; of bare ones nothing is known: they are below all."""
-        rows, tables, fixed = self.all
+        rows, tables, fixed, sent = self.all
         chosen = np.asarray(cuts)
         total = np.repeat(fixed[:, None], len(chosen), axis=1)
+        total += sent @ self.sent_at(chosen)
         for stage in range(chosen.shape[1]):
             total += tables[:, stage, chosen[:, stage]]
         found = np.full((len(self.paths), len(chosen)), -np.inf)
@@ -427,7 +453,11 @@ class CutPlanes:
 
     def _neighbour(self, cut: tuple[int, ...]) -> tuple[float, tuple[int, ...]]:
         """(greatest path there, the neighbour of a cut where that is least), of those not traced."""
-        _, tables, fixed = self.all
+        if self.problem.ends is not None:
+            others = [one for one in self._beside(cut) if one not in self.traced]
+            values = self.at(others).max(axis=0) if others else np.array([np.inf])
+            return float(values.min()), others[int(values.argmin())] if others else cut
+        _, tables, fixed, _ = self.all
         stages, at, possible = np.arange(len(cut)), np.array(cut), self.possible
         here = tables[:, stages, at]
         above, below = np.minimum(at + 1, self.problem.blocks), at - 1
@@ -442,13 +472,28 @@ class CutPlanes:
                 return float(values[to, of]), other
         return np.inf, cut
 
+    def _beside(self, cut: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The cuts in which some boundaries in a row lie at the next place where a stage may end, or at the one before.
+        """
+        assert self.problem.ends is not None
+        marks, found = np.flatnonzero(self.problem.ends), list[tuple[int, ...]]()
+        at = np.searchsorted(marks, np.cumsum(cut))
+        for first, end in combinations(range(len(cut)), 2):
+            for step in (-1, 1):
+                moved = at.copy()
+                moved[first:end] += step
+                sizes = np.diff(marks[moved], prepend=0)
+                if (sizes > 0).all() and self.possible[np.arange(len(cut)), sizes].all():
+                    found.append(tuple(sizes.tolist()))
+        return found
+
     def rule_out(self, box: Box) -> tuple[list[Array], list[Mixture]]:
         """(for each group and option the greatest least seconds of some paths, these paths).
 
         They are few that rule out what any path rules out, and the best for each option of the group that bounds best.
         """
-        rows, tables, fixed = self.all
-        least = [one + fixed[:, None] for one in least_with_options(box, tables)]
+        rows, tables, fixed, sent = self.all
+        least = [one + fixed[:, None] for one in least_with_options(box, tables, sent)]
         left, used = np.concatenate(least, axis=1) >= self.goal, set()
         while (counts := left.sum(axis=1)).any():
             used.add(path := int(counts.argmax()))
@@ -484,10 +529,13 @@ class CutPlanes:
         self.means.append(number)
         return True
 
-    def mixed(self, mixture: Mixture) -> tuple[Array, float]:
-        """(table, fixed seconds) of a mixture."""
+    def mixed(self, mixture: Mixture) -> tuple[Array, float, Array]:
+        """(table, fixed seconds, how often each transfer counts) of a mixture."""
+        sent = np.zeros(len(self.problem.transfers))
+        for q, weight in mixture:
+            sent[:len(self.paths[q].transfers)] += weight * np.array(self.paths[q].transfers)
         return (sum((weight * self.tables[q] for q, weight in mixture), np.zeros_like(self.tables[0])),
-                sum(weight * self.fixed[q] for q, weight in mixture))
+                sum(weight * self.fixed[q] for q, weight in mixture), sent)
 
 
 def blended(blend: Blend) -> PathBound:

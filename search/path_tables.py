@@ -356,16 +356,17 @@ def _more(order: _Order, left: Array) -> Array:
 
 
 def best_blend(problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]],
-               paths: Sequence[PathBound], trace: TraceStages, limits: Sequence[BlockLimit] = (), most: float = 0.0
-               ) -> tuple[float, BoxPart, tuple[float, ...]]:
+               paths: Sequence[PathBound], trace: TraceStages, limits: Sequence[BlockLimit] = (), most: float = 0.0,
+               sent: Sequence[float] | None = None) -> tuple[float, BoxPart, tuple[float, ...]]:
     """(seconds, the blend of paths that says most of the cuts of some groups' options, the fractional cut), as found.
 
     The seconds are those of the fractional cuts of these options, and no bound of cuts with others. `options` are
     [option, stage of the group] -> blocks; `paths` are those to begin with. The cut has the mean blocks of each stage.
     All is of cuts within `limits`. Where there may be none, the price of each is `most`, and seconds are 0. A blend
-    that is clearly above `most` need not be better.
+    that is clearly above `most` need not be better. `sent` are the least seconds of transfers in these cuts; those of
+    all if None.
     """
-    program, used = _Fractional(problem, groups, options, limits), [*paths]
+    program, used = _Fractional(problem, groups, options, limits, problem.transfers if sent is None else sent), [*paths]
     for path in paths:
         program.add(path)
     limited, cut = (most,) * len(limits), tuple[float, ...]()
@@ -435,8 +436,8 @@ class _Fractional:
     """The linear program of `best_blend`."""
 
     def __init__(self, problem: CutProblem, groups: Sequence[Sequence[int]], options: Sequence[NDArray[np.intp]],
-                 limits: Sequence[BlockLimit] = ()) -> None:
-        self.problem, self.solver = problem, linear_program()
+                 limits: Sequence[BlockLimit], sent: Sequence[float]) -> None:
+        self.problem, self.solver, self.sent = problem, linear_program(), sent
         self.seconds = self.solver.NumVar(0.0, self.solver.infinity(), "")
         self.terms = [[self.solver.NumVar(0.0, self.solver.infinity(), "") for _ in range(8)] for _ in problem.seconds]
         self.shares = [[self.solver.NumVar(0.0, 1.0, "") for _ in own] for own in options]
@@ -490,7 +491,7 @@ class _Fractional:
 
     def add(self, path: PathBound) -> None:
         """Adds a path: the pipeline takes no less."""
-        fixed = sum(n * x for n, x in zip(path.transfers, self.problem.transfers, strict=True))
+        fixed = sum(n * x for n, x in zip(path.transfers, self.sent, strict=True))
         pairs = [(term, -weight) for s, row in enumerate(_counts(path)) for term, weight in self._weighted(s, row)]
         self.paths.append(add_row(self.solver, [(self.seconds, 1.0), *pairs], fixed))
 
@@ -501,7 +502,7 @@ class _Fractional:
             return None
         terms = [[max(0.0, term.solution_value()) for term in own] for own in self.terms]
         sent = [x + before[7] + behind[6] for x, before, behind in zip(
-            self.problem.transfers, terms[:-1], terms[1:], strict=True)]
+            self.sent, terms[:-1], terms[1:], strict=True)]
         return self.seconds.solution_value(), np.array([x for own in terms for x in own[:6]] + sent)
 
     def cut(self) -> tuple[float, ...]:

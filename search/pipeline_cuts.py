@@ -158,8 +158,8 @@ def bound_of_paths(problem: CutProblem, paths: Sequence[PathBound], mean: TraceM
     cuts = [search.even(box)]
     for _ in range(MIXTURES):
         mixture, most = search.mix(cuts, mixture)
-        table, fixed = search.mixed(mixture)
-        least, cut = least_cut(box, table)
+        table, fixed, sent = search.mixed(mixture)
+        least, cut = least_cut(box, table, sent)
         best = max(best, (least + fixed, mixture))
         if cut in cuts or most - best[0] < CLOSE * most:
             break
@@ -173,8 +173,9 @@ def _untraced(cut: tuple[int, ...]) -> tuple[float, PathBound]:
 
 def _every_cut(search: CutPlanes) -> Box:
     """The box of all cuts. Raises InputError where there is none."""
-    box = single_stages(search.possible)
-    if box.empty:
+    box = single_stages(search.possible, search.places)
+    nothing = np.zeros((len(box.groups), box.blocks + 1))
+    if box.empty or math.isinf(least_cut(box, nothing, nothing[1:, 0])[0]):
         raise InputError(f"{search.problem.blocks} blocks for {search.problem.schedule.stages} stages: no cut gives "
                          "each stage a number of blocks that it can have; use fewer stages, or give them more memory")
     return box
@@ -356,7 +357,8 @@ class _Tree:
             node.box, node.least, [path for part in node.parts[-1:] for path, _ in part.blend], node.limits)
         self._learn(node, mixtures)
         if not node.box.empty:
-            _, cut = least_cut(node.box, search.mixed(mixtures[-1])[0])
+            table, _, sent = search.mixed(mixtures[-1])
+            _, cut = least_cut(node.box, table, sent)
             search.evaluate(cut)
             search.improve(cut, 10)
 
@@ -364,10 +366,14 @@ class _Tree:
         """Drops options by blends, until none is left."""
         for mixture in mixtures:
             if not node.box.empty:
-                table, fixed = self.search.mixed(mixture)
                 node.blend = self.search.paths[mixture[0][0]]
-                node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], self.search.goal,
-                           [mixture])
+                self._learn_mixture(node, mixture)
+
+    def _learn_mixture(self, node: _Node, mixture: Mixture) -> None:
+        """Drops the options of a box that one mixture rules out."""
+        table, fixed, sent = self.search.mixed(mixture)
+        node.learn([one[0] + fixed for one in least_with_options(node.box, table[None], sent[None])], self.search.goal,
+                   [mixture])
 
     def _mix(self, node: _Node) -> None:
         """Drops options by mixtures of paths, which bound the box."""
@@ -375,9 +381,9 @@ class _Tree:
         cuts = [cut for cut in sorted(search.traced, key=search.traced.__getitem__) if node.box.holds(cut)][:MIXTURES]
         mixture, most = search.mix(cuts) if cuts else (node.mixtures[-1], math.inf)
         for _ in range(MIXTURES):
-            table, fixed = search.mixed(mixture)
-            _, cut = least_cut(node.box, table)
-            node.learn([one[0] + fixed for one in least_with_options(node.box, table[None])], search.goal, [mixture])
+            table, _, sent = search.mixed(mixture)
+            _, cut = least_cut(node.box, table, sent)
+            self._learn_mixture(node, mixture)
             if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound) or self.late():
                 return
             cuts.append(cut)
@@ -395,6 +401,7 @@ class _Tree:
         for one in node.limits:
             cuts = cuts[one.sign * (cuts[:, list(one.stages)].sum(axis=1) - one.blocks) <= 0]
         values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
+        sent = search.sent_at(cuts)
         values = np.maximum(values, [search.listed.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
         while len(cuts):
             at = int(values.argmin())
@@ -414,7 +421,7 @@ class _Tree:
                 values[at] = math.inf
             if len(search.paths) > known:
                 for q in sorted({*range(known, len(search.paths))} - search.bare):
-                    table, own = search.tables[q], search.fixed[q]
+                    table, own = search.tables[q], search.fixed[q] + np.array(search.paths[q].transfers) @ sent
                     values = np.maximum(values, table[np.arange(len(table)), cuts].sum(axis=1) + own)
                 known = len(search.paths)
 

@@ -1,9 +1,14 @@
 """Defines the search for the best cut of a chain of blocks into stages: question, paths, answer and proof.
 
-A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. The seconds of a cut are the makespan of its pipeline,
+A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. Where units have several blocks, stages end at those of
+units alone. The seconds of a cut are the makespan of its pipeline,
 which is nowhere below any path of the schedule's task graph (`cost_models.timelines.pipeline_bounds`):
 
     seconds(n) >= path(n) = sum over s of c[s] . seconds[s, n[s]] + sum over boundaries of d[b] transfer[b]
+
+What crosses a boundary may depend on where it lies: on the blocks of all stages before it. It grows with those of the
+stage behind it. In a set of cuts the first lie between two numbers. Each transfer is at least the least of those
+between, into a stage of as few blocks as it may have.
 
 A *mixture* of paths, with weights >= 0 and sum 1, bounds the seconds too. It is a sum of one term per stage. So its
 least over all cuts takes one dynamic program over (stage, blocks left), and so does its least with a given option.
@@ -44,7 +49,11 @@ group, the first of these where several are equal.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Schedule
@@ -138,14 +147,17 @@ class CutProblem:
 
         schedule     who runs what
         seconds      [stage, blocks - 1, term of StageSeconds], L blocks at most; inf where a stage cannot have so many
-        transfers    for each boundary, seconds of one transfer
+        transfers    for each boundary, seconds of one transfer, wherever it lies
         whole        [stage, blocks - 1], least F + B + W, where that is more than the sum of their least; or None
         known        (weights of the terms, [stage, blocks - 1] the least of terms weighted so): what else is known;
                      0 where nothing is. Two weights more are of what the messages before and behind the stage take,
-                     each as half of what its boundary's transfer takes above `transfers`
+                     each as half of what its boundary's transfer takes above the least where it lies
         priced       what is known of stages that share a rank's memory
         directions   more of what `known` has, for terms weighted about as those of a blend: weighed paths count them
         listed       cuts whose plans are listed
+        sent         [boundary, blocks before it, blocks of the stage behind it], the least seconds of one transfer
+                     there, where some are above those of `transfers`; never fewer with more blocks behind; or None
+        ends         [blocks], whether a stage may end behind so many, where it may not behind all; or None
     """
 
     schedule: Schedule
@@ -156,6 +168,19 @@ class CutProblem:
     priced: tuple[PricedStages, ...] = ()
     directions: tuple[tuple[tuple[float, ...], Array], ...] = ()
     listed: tuple[ListedPlans, ...] = ()
+    sent: Array | None = None
+    ends: NDArray[np.bool_] | None = None
+
+    def holds(self, cut: Sequence[int]) -> bool:
+        """Whether stages may end where those of a cut do."""
+        return self.ends is None or all(self.ends[n] for n in accumulate(cut))
+
+    def sent_at(self, cut: Sequence[int]) -> tuple[float, ...]:
+        """For each boundary of a cut, the least seconds of one transfer there."""
+        if self.sent is None:
+            return self.transfers
+        return tuple(float(row[n, behind]) for row, n, behind in zip(self.sent, accumulate(cut[:-1]), cut[1:],
+                                                                     strict=True))
 
     @property
     def blocks(self) -> int:

@@ -44,7 +44,15 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | N
             "directions": [[list(weights), plain(values.tolist())] for weights, values in problem.directions],
             "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
             "listed": [asdict(one) for one in problem.listed],
+            "sent": None if problem.sent is None else _alike(problem.sent),
+            "ends": None if problem.ends is None else np.flatnonzero(problem.ends).tolist(),
             "proof": _PROOF.dump_python(proof, mode="json")}
+
+
+def _alike(sent: Array) -> dict[str, Any]:
+    """The rows of transfers, each once, and the number of that of each boundary and place."""
+    rows, at = np.unique(sent.reshape(-1, sent.shape[2]), axis=0, return_inverse=True)
+    return {"rows": rows.tolist(), "at": at.reshape(sent.shape[:2]).tolist()}
 
 
 def _priced(tree: Mapping[str, Any], values: Array) -> PricedStages:
@@ -67,7 +75,9 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
                              tuple((tuple(weights), array(values)) for weights, values in tree["known"]),
                              tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())),
                              tuple((tuple(weights), array(values)) for weights, values in tree.get("directions", ())),
-                             _LISTED.validate_python(tree.get("listed", ())))
+                             _LISTED.validate_python(tree.get("listed", ())),
+                             None if tree.get("sent") is None else array(tree["sent"]["rows"])[tree["sent"]["at"]],
+                             None if tree.get("ends") is None else np.isin(np.arange(known.shape[1] + 1), tree["ends"]))
         return problem, _PROOF.validate_python(tree["proof"])
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

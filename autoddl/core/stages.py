@@ -16,7 +16,7 @@ any stage: there is nothing to add up, and optimizers leave it alone.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autoddl.core.errors import InputError
@@ -24,10 +24,13 @@ from autoddl.core.graph import RECEIVE, Graph, Kind, Op, Tensor
 from autoddl.core.hubs import needed_ops
 
 __all__ = ["RECEIVE", "SEND", "StageGraph", "Transfer", "check_parameters", "check_updates", "crossing", "cut_graph",
-           "readers_of", "shared_here", "shared_parameters", "transfers_of"]
+           "may_be_partial", "readers_of", "shared_here", "shared_parameters", "transfers_of", "with_partial_ends"]
 
 SEND = "autoddl.send"
 """Hands a tensor on to another stage of a pipeline."""
+
+PARTIAL = "partial"
+"""Says of an op that sends or receives that it may do so with partial sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +245,24 @@ def _cone(whole: _Whole, own: Iterable[int], more: Iterable[int]) -> set[int]:
             found.add(whole.producers[t])
             left += whole.graph.ops[whole.producers[t]].inputs
     return found
+
+
+def with_partial_ends(stage: Graph, names: Collection[str]) -> Graph:
+    """The graph of a stage that may send and receive these tensors, and their gradients, as partial sums."""
+    return replace(stage, ops=tuple(
+        replace(op, args=(*op.args, (PARTIAL, True)))
+        if op.target in (SEND, RECEIVE) and (one := _sent(op, stage)).is_floating and one.name in names else op
+        for op in stage.ops))
+
+
+def may_be_partial(op: Op) -> bool:
+    """Whether an op that sends or receives may do so with partial sums."""
+    return any(name == PARTIAL for name, _ in op.args)
+
+
+def _sent(op: Op, stage: Graph) -> Tensor:
+    """The tensor that an op sends or receives."""
+    return stage.tensors[(op.outputs if op.target == RECEIVE else op.inputs)[0]]
 
 
 def _received(tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from autoddl.core.layout_codes import (
     legal_states,
     state_code,
 )
-from autoddl.core.stages import SEND
+from autoddl.core.stages import SEND, may_be_partial
 from autoddl.operators.ring import offers_ring
 from autoddl.operators.rules.table import OptionRows, infinite_tensors, option_rows
 from autoddl.operators.windows import PLACE
@@ -93,17 +93,21 @@ def _of_hub(shape: tuple[int, ...], mesh: Mesh, partial: bool, gradients: bool) 
 
 
 @lru_cache(maxsize=10_000)
-def _of_transfer(shape: tuple[int, ...], mesh: Mesh, sends: bool, chained: bool) -> Choices:
+def _of_transfer(shape: tuple[int, ...], mesh: Mesh, sends: bool, chained: bool, partial: bool) -> Choices:
     """The choices of an op that sends or receives: one layout per axis, which is that of the gradient too.
 
-    Tokens, `chained` where one is read, are whole on every rank.
+    Where it may be `partial` they are those of a hub. Tokens, `chained` where one is read, are whole on every rank.
     """
     layouts = encode_states(legal_states(shape, mesh, partial=False))
+    back = layouts
+    if partial:
+        hub = _of_hub(shape, mesh, True, True)
+        layouts, back = hub.outputs[0], hub.wanted[0]
     whole, nothing = np.full_like(layouts, encode_layout(Layout.broadcast(mesh))), np.zeros_like(layouts)
     if not sends:
-        return Choices(len(mesh.axes), (), (layouts,), (), (layouts,), nothing, nothing)
-    read = (layouts, whole) if chained else (layouts,)
-    return Choices(len(mesh.axes), read, (whole,), read, (whole,), nothing, nothing)
+        return Choices(len(mesh.axes), (), (layouts,), (), (back,), nothing, nothing)
+    read, wanted = ((one, whole) if chained else (one,) for one in (layouts, back))
+    return Choices(len(mesh.axes), read, (whole,), wanted, (whole,), nothing, nothing)
 
 
 @lru_cache(maxsize=10_000)
@@ -192,7 +196,7 @@ def variables(graph: Graph, mesh: Mesh, region: Region = everything, microbatche
         elif item.target in (SEND, RECEIVE):
             sends = item.target == SEND
             crosses = graph.tensors[item.inputs[0] if sends else item.outputs[0]]
-            choices = _of_transfer(crosses.shape, mesh, sends, len(item.inputs) > 1)
+            choices = _of_transfer(crosses.shape, mesh, sends, len(item.inputs) > 1, may_be_partial(item))
         else:
             choices = _of_op(option_rows(item, graph, mesh, infinite), axes, offers_ring(item, graph),
                              offers_places(item, graph, mesh))

@@ -89,11 +89,13 @@ def trace_cut(problem: CutProblem, cut: Sequence[int]) -> tuple[float, PathBound
 def trace_mean(problem: CutProblem, cuts: Sequence[Sequence[int]], shares: Sequence[float]
                ) -> tuple[float, PathBound]:
     """`critical_path` where every stage takes the mean of its least seconds in these cuts, by their shares of sum 1."""
-    rows = [problem.seconds[np.arange(len(cut)), np.array(cut) - 1] * share
-            for cut, share in zip(cuts, shares, strict=True) if share > 0]
+    each = [(cut, share) for cut, share in zip(cuts, shares, strict=True) if share > 0]
+    rows = [problem.seconds[np.arange(len(cut)), np.array(cut) - 1] * share for cut, share in each]
     stages = [StageSeconds(*row) for row in np.sum(rows, axis=0).tolist()]
+    sent = problem.transfers if problem.sent is None else np.sum(
+        [np.array(problem.sent_at(cut)) * share for cut, share in each], axis=0).tolist()
     once = tuple(what for i, what in enumerate(ONCE, start=3) if bool((problem.seconds[:, :, i] > 0).any()))
-    return critical_path(problem.schedule, stages, problem.transfers, once)
+    return critical_path(problem.schedule, stages, sent, once)
 
 
 def closed_paths(schedule: Schedule, once: tuple[str, ...] = ()) -> tuple[PathBound, ...]:

@@ -7,6 +7,9 @@ The check shares no code with the search, and redoes its arithmetic from the sec
     weighed     what is known counts so often that no term counts more often than on the path
     mixtures    weights are at least 0 and are divided by their sum, if that is above 1
     boxes       the least of a mixture with each option is found again, over (group, blocks left)
+    transfers   where they depend on the blocks before a boundary, and each stage is a group, these are known; else they
+                lie between the sums of what is left of stages, and the stage behind has as few as are left of it
+    ends        where each stage is a group, and of each cut that is tried, stages end where they may
     children    they must hold every cut that is left
     limits      a mixture counts one only in boxes inside the part of which it is said
     every       each cut that is left is tried; where the plans of its stages are listed, those pipelines are run that
@@ -143,7 +146,13 @@ class _Check:
                           ).reshape(len(every), *self.terms.shape[::2])
         self.sent, self.counts = np.array([sent for _, sent in every]), counts[:, :, :6]
         self.schedule, self.listed, self.least_sent = problem.schedule, problem.listed, np.array(problem.transfers)
-        self.fixed = self.sent @ np.array(problem.transfers)
+        self.fixed = self.sent @ self.least_sent
+        self.sent_more = np.zeros((len(self.least_sent), *(self.blocks + 1,) * 2)) if problem.sent is None else (
+            problem.sent - self.least_sent[:, None, None])
+        self.ends = np.ones(self.blocks + 1, dtype=np.bool_) if problem.ends is None else problem.ends
+        assert self.sent_more.shape == (len(self.least_sent), *(self.blocks + 1,) * 2), "transfers are of other stages"
+        assert self.sent_more.min(initial=0.0) >= 0 and np.diff(self.sent_more, axis=2).min(initial=0.0) >= 0, \
+            "a transfer somewhere is said to take less than it does anywhere, or with fewer blocks behind it"
         self.tables = np.stack([self._rows(s, counts[:, s]) for s in range(len(self.terms))], axis=1)
         for q, path in enumerate(proof.paths):
             if isinstance(path, PricedPath):
@@ -220,14 +229,27 @@ class _Check:
         assert {*stages} <= {*range(len(self.terms))} and len({*stages}) == len(stages), \
             f"{where}: {stages} are not stages, each once"
 
-    def _mixed(self, mixture: Mixture, within: Collection[BlockLimit]) -> Terms:
+    def _more_sent(self, groups: Sequence[Sequence[int]], options: Options) -> Array:
+        """[boundary] seconds by which each transfer is above the least of any place, in the cuts of a box."""
+        sizes = {s: own[:, i] for group, own in zip(groups, options, strict=True) for i, s in enumerate(group)}
+        low, high = (np.array([end(sizes[s]) for s in range(len(sizes))]) for end in (min, max))
+        found = []
+        for b, row in enumerate(self.sent_more, start=1):
+            least = max(low[:b].sum(), self.blocks - high[b:].sum())
+            most = min(high[:b].sum(), self.blocks - low[b:].sum())
+            found.append(row[least:most + 1, low[b]].min() if least <= most else 0.0)
+        return np.array(found)
+
+    def _mixed(self, mixture: Mixture, within: Collection[BlockLimit]) -> tuple[Array, float, Array]:
+        """(seconds of a mixture, those of every cut, how often each transfer counts)."""
         assert mixture and all(0 <= weight < np.inf for _, weight in mixture), \
             f"{mixture}: weights are at least 0 and finite"
         weights, numbers = np.array([weight for _, weight in mixture]), [q for q, _ in mixture]
         limits = np.array([q in self.limits for q in numbers])
         assert {self.limits[q] for q in numbers if q in self.limits} <= {*within}, f"{mixture}: a limit holds elsewhere"
         weights = np.where(limits, weights, weights / max(1.0, weights[~limits].sum()))
-        return np.tensordot(weights, self.tables[numbers], 1), float(weights @ self.fixed[numbers])
+        return (np.tensordot(weights, self.tables[numbers], 1), float(weights @ self.fixed[numbers]),
+                weights @ self.sent[numbers])
 
     def drop(self, groups: Sequence[Sequence[int]], options: Options, mixture: Mixture,
              within: Collection[BlockLimit] = ()) -> Options:
@@ -235,8 +257,13 @@ class _Check:
 
         The limits that hold are `within`.
         """
-        table, fixed = self._mixed(mixture, within)
+        in_a_row = all(tuple(group) == (g,) for g, group in enumerate(groups))
+        table, fixed, sent = self._mixed(mixture, within)
         costs = [table[list(group), own - 1].sum(axis=1) for group, own in zip(groups, options, strict=True)]
+        if in_a_row:
+            return [own[~(fixed + least >= self.bound)] for own, least in zip(
+                options, self._in_a_row([own[:, 0] for own in options], costs, sent), strict=True)]
+        fixed += float(sent @ self._more_sent(groups, options))
         steps = [self._by_blocks(own, cost) for own, cost in zip(options, costs, strict=True)]
         before, behind = self._sums(steps), self._sums(steps[::-1])[::-1]
         kept: Options = []
@@ -244,6 +271,25 @@ class _Check:
             rest = _together(before[g], behind[g + 1])[self.blocks - own.sum(axis=1)]
             kept.append(own[~(fixed + costs[g] + rest >= self.bound)])
         return kept
+
+    def _in_a_row(self, sizes: Sequence[NDArray[np.intp]], costs: Sequence[Array], sent: Array) -> list[Array]:
+        """By stage [option]: the least of cuts with it, with transfers where they lie, which count so often."""
+        places = np.arange(self.blocks + 1)
+        steps = []
+        for s, (own, cost) in enumerate(zip(sizes, costs, strict=True)):
+            ends = places[:, None] + own
+            fits = (ends <= self.blocks) & self.ends[np.minimum(ends, self.blocks)]
+            more = sent[s - 1] * self.sent_more[s - 1][:, own] if s else 0.0
+            steps.append((np.minimum(ends, self.blocks), np.where(fits, cost + more, np.inf)))
+        before, behind = [np.where(places == 0, 0.0, np.inf)], [np.where(places == self.blocks, 0.0, np.inf)]
+        for ends, taken in steps:
+            reached = np.full(self.blocks + 1, np.inf)
+            np.minimum.at(reached, ends, before[-1][:, None] + taken)
+            before.append(reached)
+        for ends, taken in reversed(steps):
+            behind.append((taken + behind[-1][ends]).min(axis=1, initial=np.inf))
+        return [(start[:, None] + taken + after[ends]).min(axis=0) for start, (ends, taken), after in zip(
+            before, steps, behind[-2::-1], strict=False)]
 
     def _by_blocks(self, options: NDArray[np.intp], costs: Array) -> Array:
         """[blocks]: the least of the options with so many; infinite where none has."""
@@ -344,7 +390,8 @@ class _Check:
 
     def _at(self, q: int, cuts: NDArray[np.intp]) -> Array:
         """[cut] seconds of a path; `cuts` are [cut, stage] -> blocks."""
-        found: Array = self.fixed[q] + self.tables[q][np.arange(cuts.shape[1]), cuts - 1].sum(axis=1)
+        more = self.sent_more[np.arange(cuts.shape[1] - 1), np.cumsum(cuts[:, :-1], axis=1), cuts[:, 1:]] @ self.sent[q]
+        found: Array = self.fixed[q] + more + self.tables[q][np.arange(cuts.shape[1]), cuts - 1].sum(axis=1)
         return found
 
     def _all_are_slow(self, one: ListedPlans) -> bool:
@@ -380,7 +427,7 @@ class _Check:
             assert len(at) <= MOST_CUTS, f"box {where}: more than {MOST_CUTS} cuts are left to be tried"
             cuts, left = cuts[at], rest[at, option]
             cuts[:, list(self.groups[g])] = own[option]
-        return cuts
+        return cuts[self.ends[np.cumsum(cuts, axis=1)].all(axis=1)]
 
 
 def _together(first: Array, second: Array) -> Array:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from itertools import combinations
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 from every_pipeline import Block, Case, Chain, best_pipeline, random_case
@@ -200,6 +201,33 @@ class Skips(Chain):
         return x.square().mean()
 
 
+class ReadingBlock(nn.Module):
+    """Multiplies what all blocks read by a weight of its own, and adds what comes of it to a stream."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.taken, self.given = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, read: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = torch.tanh(x) + self.given(torch.tanh(self.taken(read)))
+        return found
+
+
+class Reads(nn.Module):
+    """Blocks that all read what the first product has made."""
+
+    def __init__(self, width: int, blocks: int) -> None:
+        super().__init__()
+        self.first, self.blocks = nn.Linear(width, width, bias=False), nn.ModuleList(
+            ReadingBlock(width) for _ in range(blocks))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        read = torch.tanh(self.first(x))
+        for block in self.blocks:
+            x = block(x, read)
+        return x.square().mean()
+
+
 class Long(nn.Module):
     """Narrow blocks, between the first and the last of which nothing reads what is wide."""
 
@@ -243,6 +271,27 @@ def test_a_stage_that_sends_one_tensor_to_several_is_blended_with_the_others() -
     sends = [op for op in plan.pipeline.stages[0].plan.decisions if op.name.startswith("send.")]
     assert len(sends) > 2, "to the stage behind it, and to those that skip"
     check_pipeline(plan)
+
+
+@parametrize_or_slow("seed", [0, 3], range(4, 24))
+def test_what_joins_to_stages_is_no_more_than_they_take_where_every_block_reads_one_tensor(seed: int) -> None:
+    """A unit may take and give that tensor as partial sums, as a longer stage keeps it: so it tells of longer ones."""
+    case, rng = random_case(seed, 4), np.random.default_rng(seed)
+    rows, width = case.microbatches * (1 + seed % 3 // 2), 64 << seed % 3
+    model, sample = Reads(width, 4), torch.randn(rows, width)
+    options = PlanOptions(microbatches=(case.microbatches,), max_axes=1 + seed % 2, workers=1)
+    task = task_of(model, case.cluster, sample, options, "reads", None)
+    places = places_of(task.variant(case.microbatches).original, ())
+    parts = StageParts(task, 2, 2 - seed % 2, case.microbatches, places, ((0, 1 - seed % 2),))
+    parts.begin(closer=True)
+    for counts in ((1.0, 0.0, 0.0), (0.0, 1.0, 1.0), tuple(rng.uniform(0.0, 4.0, 6)[[0, 1, 1, 3, 4, 5]].tolist())):
+        weights = parts.rounded((*counts, 0.0, 0.0, 0.0)[:6], max(counts))
+        for unit in range(parts.units):
+            parts._search_least(*parts.joining(unit, unit + 1), weights)
+        least = parts.least(weights)
+        for a, b in combinations(range(parts.units + 1), 2):
+            taken = parts._searched_least(parts.alone(a, b)[0], weights).solution.seconds
+            assert least[a, b] <= taken * (1 + 1e-9), (weights, a, b)
 
 
 @pytest.mark.slow

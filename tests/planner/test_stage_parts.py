@@ -233,11 +233,11 @@ def test_what_several_units_read_is_reduced_once_by_a_stage_that_has_them(of_inp
                    budget=float("inf"))
     places = places_of(task.variant(4).original, ())
     parts = StageParts(task, 2, 2, 4, places, ONE_PIPE, splits=splits)
-    assert parts.reduction_seconds > 0 and parts.split_depends_on_cut == (splits and not of_input)
+    assert parts._read_apart and parts.split_depends_on_cut == (splits and not of_input)
     apart = ((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), (4.0, 4.0, 1.0, 0.0, 0.0, 0.0), (4.0, 1.0, 4.0, 0.0, 0.0, 0.0))
     for weights in (parts.repeated, *PASSES, *apart * splits):
         for k in range(parts.units):
-            parts._search_least(*parts.alone(k, k + 1), weights)
+            parts._search_least(*parts.joining(k, k + 1), weights)
         least = parts.least(weights)
         for a, b in ((0, 3), (1, 3), (1, parts.units - 1)):
             graph, _ = parts.alone(a, b)
@@ -420,7 +420,10 @@ def test_a_chain_of_unlike_units_is_measured_in_blocks_of_equal_work() -> None:
     options = PlanOptions(microbatches=(4,), max_axes=1, workers=1)
     task = task_of(Chain(widths), TWO_BY_TWO, torch.randn(64, 64), options, "chain", None)
     parts = StageParts(task, 4, 2, 4, places_of(task.variant(4).original, ()), ((0, 1, 0, 1),))
-    assert max(parts.lengths) > 2 and min(parts.lengths) == 1 and sum(parts.lengths) == parts.ends[-1] <= 110
+    works = np.array([parts._known_alone(unit) for unit in range(parts.units)])[1:-1]
+    blocks = np.array(parts.lengths)[1:-1]
+    assert np.abs(blocks / blocks.sum() - works / works.sum()).sum() <= 0.01
+    assert max(parts.lengths) > 2 and sum(parts.lengths) == parts.ends[-1] <= 150
     assert [place for place in parts.marks if place is not None] == list(parts.places)
     assert [n for n, place in enumerate(parts.marks, start=1) if place is not None] == list(parts.ends[1:-1])
     known = np.random.default_rng(0).random((parts.units + 1, parts.units + 1))
@@ -488,11 +491,9 @@ def test_plans_of_units_are_the_fastest_where_seconds_count_as_they_were_searche
     parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE)
     every = [(4.0, 4.0, 4.0, 1.0, 1.0, 1.0), (4.0, 0.0, 0.0, 0.0, 1.0, 0.0), (1.0, 4.0, 4.0, 0.5, 0.0, 0.0)]
     for counts in every:
-        parts.find_units(0, counts)
-        assert not parts.find_units(0, counts)
-    commonest = parts._commonest
-    assert commonest is not None
-    for one, unit in zip(parts.found_units(0, 3.0), (0, commonest), strict=True):
+        parts.find_units(0.0, 3.0, counts)
+        assert not parts.find_units(0.0, 3.0, counts)
+    for one, unit in zip(parts.found_units(0.0, 3.0), (0, *parts.common), strict=True):
         assert one.times == (2.0 if unit else 1.0)
         for counts in every:
             taken = float((one.terms[:, :6] @ np.array(counts)).min())

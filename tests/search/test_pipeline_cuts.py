@@ -43,7 +43,10 @@ CLOSE = 1e-9
 
 
 def draw_problem(seed: int) -> CutProblem | None:
-    """A chain of at most 8 blocks in at most 4 ranks, of blocks that cost about the same; some sizes do not fit."""
+    """A chain of at most 8 blocks in at most 4 ranks, of blocks that cost about the same; some sizes do not fit.
+
+    In one of three stages end at some places alone, and transfers depend on where their boundaries lie.
+    """
     rng = random.Random(seed)
     schedule = draw_schedule(rng, NAMES[seed % len(NAMES)], 2 if "v" in NAMES[seed % len(NAMES)] else 4)
     stages, once = schedule.stages, rng.random() < 0.5
@@ -57,19 +60,31 @@ def draw_problem(seed: int) -> CutProblem | None:
         table[s, :, 3:] = [once * rng.uniform(0.0, 2.0) for _ in range(3)]
     if blocks > stages and rng.random() < 0.3:
         table[rng.randrange(stages), blocks // stages + 1:] = np.inf
-    return CutProblem(schedule, table, tuple(draw_transfers(rng, stages)))
+    problem = CutProblem(schedule, table, tuple(draw_transfers(rng, stages)))
+    return placed(problem, seed) if rng.random() < 1 / 3 else problem
+
+
+def placed(problem: CutProblem, seed: int) -> CutProblem:
+    """The problem, where stages end at some places alone, and transfers depend on where their boundaries lie."""
+    rng, blocks = np.random.default_rng(seed), problem.blocks
+    ends = rng.random(blocks + 1) < 0.8
+    ends[[0, blocks]] = True
+    more = np.cumsum(rng.choice((0.0, 0.5), (len(problem.transfers), blocks + 1, blocks + 1)), axis=2)
+    made = replace(problem, ends=ends, sent=np.array(problem.transfers)[:, None, None] + more)
+    return made if cuts_of(made) else problem
 
 
 def cuts_of(problem: CutProblem) -> list[tuple[int, ...]]:
     stages, blocks = problem.schedule.stages, problem.blocks
     ends = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
     cuts = (tuple(b - a for a, b in pairwise(at)) for at in ends)
-    return [cut for cut in cuts if np.isfinite([problem.seconds[s, n - 1] for s, n in enumerate(cut)]).all()]
+    return [cut for cut in cuts if problem.holds(cut) and np.isfinite([
+        problem.seconds[s, n - 1] for s, n in enumerate(cut)]).all()]
 
 
 def seconds_of(problem: CutProblem, cut: tuple[int, ...]) -> float:
     stages = [StageSeconds(*problem.seconds[s, n - 1].tolist()) for s, n in enumerate(cut)]
-    return makespan(problem.schedule, stages, problem.transfers)
+    return makespan(problem.schedule, stages, problem.sent_at(cut))
 
 
 def solve(problem: CutProblem, tolerance: float = 1e-10, effort: int = 100, ceiling: float = inf, blends: bool = False
@@ -253,8 +268,8 @@ def test_blends_are_bounded_by_all_that_their_linear_program_knows() -> None:
 def test_what_counts_more_often_than_on_its_path_is_rejected() -> None:
     problem = known_by_sums(0)
     planes, _, own, _ = weighed(problem)
-    table, fixed = planes.mixed(((own, 1.0),))
-    bound = least_cut(single_stages(planes.possible), table)[0] + fixed
+    table, fixed, sent = planes.mixed(((own, 1.0),))
+    bound = least_cut(single_stages(planes.possible), table, sent)[0] + fixed
     proof = CutProof(tuple(planes.trails), (), tuple((s,) for s in range(4)), CutNode((((own, 1.0),),)))
     check_pipeline_bound(problem, proof, bound)
     path = proof.paths[own]
@@ -513,6 +528,18 @@ def test_proofs_that_prove_nothing() -> None:
     check_pipeline_bound(problem, heavy, found.bound)  # weights are made to sum to 1
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, heavy, found.bound * 1.01)
+
+
+def test_transfers_that_take_less_with_more_behind_them_prove_nothing() -> None:
+    problem = placed(chain("1f1b", 6, 3, 4), 0)
+    found = solve(problem)
+    assert problem.sent is not None and problem.ends is not None and not problem.ends.all()
+    check_pipeline_bound(problem, found.proof, found.bound)
+    with pytest.raises(AssertionError, match="fewer blocks behind"):
+        check_pipeline_bound(replace(problem, sent=problem.sent[:, :, ::-1]), found.proof, found.bound)
+    everywhere = replace(problem, ends=np.ones_like(problem.ends), sent=None)
+    with pytest.raises(AssertionError):
+        check_pipeline_bound(everywhere, found.proof, found.bound)
 
 
 @pytest.mark.parametrize("weight", [inf, float("nan")])

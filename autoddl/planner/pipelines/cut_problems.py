@@ -5,10 +5,12 @@ A stage s of n blocks may begin at several places a. A block is a unit, or a par
 
     seconds[s, n] = min over a of  what is known of the stage of n blocks from place a on
 
-That bounds all cuts. Where units differ, as those of an encoder and a decoder do, a cut may take far more. So cuts to
-be solved are found by what is known of their stages where these lie (`PlacedStages`). The first is that of the least
-sum of T^8, T the seconds of a stage: nearly that whose slowest stage is fastest. Where stages share ranks, it is also
-known how much memory they lack, and about what that costs.
+That bounds all cuts. Blocks take about as long, so that the least is near what others of n blocks take. Stages end
+with units, and what crosses a boundary is told by its place (`_sent_at`). Where units differ, as those of an encoder
+and a decoder do, a cut may take more all the same. So cuts to be solved are found by what is known of their stages
+where these lie (`PlacedStages`). The first is that of the least sum of T^8, T the seconds of a stage: nearly that whose
+slowest stage is fastest. Where stages share ranks, it is also known how much memory they lack, and about what that
+costs.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -17,6 +19,7 @@ from itertools import combinations, pairwise
 from math import comb, inf
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
@@ -37,8 +40,11 @@ OTHERS = 4
 CLOSE = 0.01
 """The part by which a cut may take more than is claimed of it."""
 
-MOVES = 8
+MOVES = 12
 """Moves of a unit from one stage to another without a better cut, after which none is looked for."""
+
+SAME = 1e-9
+"""Relative differences of sums of seconds that are none."""
 
 LOOKS = 2**21
 """Actions of all cuts that are looked at by then, at most."""
@@ -63,16 +69,16 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
 
     `listed` are the cuts whose plans are.
     """
-    m, sides = part.each, (0.0, *part.transfers, 0.0)
+    m = part.each
     known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
     own = [known_of[part.on(s)] for s in range(part.stages)]
     every = list(zip(own, flights, strict=True))
     behind = _by_stage(part, [one.behinds[flight] for one, flight in every])
     known = np.maximum(_by_stage(part, [one.wholes[flight] for one, flight in every]), behind)
     more = [(weights, _by_stage(part, [one.least[weights] for one in own])) for weights in (*SINGLES, *part.pieces)]
-    counted = [(weights, _by_stage(part, [one.counted[flight, weights] for one, flight in every]))
-               for weights in part.weights]
-    extra = [(weights, np.maximum(values - _sent(part, weights, sides)[:, None], 0)) for weights, values in counted]
+    extra = [(weights, np.maximum(_by_stage(part, [one.counted[flight, weights] - _sent(part, s, weights)
+                                                   for s, (one, flight) in enumerate(every)]), 0))
+             for weights in part.weights]
     passes = np.stack([_by_stage(part, one) for one in zip(*(one.passes for one in own), strict=True)], axis=2)
     seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
     seconds[~np.isfinite(known)] = inf
@@ -82,12 +88,45 @@ def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight],
                       tuple((weights, _once(part, weights, values)) for weights, values in terms),
                       tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),
                       tuple((weights, _once(part, weights, values)) for weights, values in directions),
-                      tuple(listed))
+                      tuple(listed), _sent_at(part), _ends(part))
 
 
-def _sent(part: StageParts, weights: Sequence[float], sides: Sequence[float]) -> Array:
-    """By stage, the seconds of messages that count so, of which each side has a half."""
-    return np.array([weights[6] * sides[s] + weights[7] * sides[s + 1] for s in range(part.stages)]) / 2
+def _sent(part: StageParts, s: int, weights: Sequence[float]) -> Array:
+    """[a, b]: the least seconds of messages of a stage that count so, of which each side has a half.
+
+    They are those of what the units next to it read.
+    """
+    before, behind = (np.zeros(part.units + 1) for _ in range(2))
+    before[1:-1] = part.transfers_at[s - 1] if s else 0.0
+    behind[1:-1] = part.transfers_at[s] if s < part.stages - 1 else 0.0
+    found: Array = (weights[6] * before[:, None] + weights[7] * behind) / 2
+    return found
+
+
+def _sent_at(part: StageParts) -> Array | None:
+    """[boundary, blocks before it, blocks of the stage behind it]: least seconds of a transfer there.
+
+    Inside a unit they are those at its nearer end, into a stage that ends with the unit before. None where they do not
+    depend on the place.
+    """
+    least, every = np.array(part.transfers), part.transfers_to
+    first, last = np.arange(1, part.units), np.arange(part.units + 1)
+    real = (last > first[:, None]) & (last <= part.units)
+    if all(row[real].max() <= one * (1 + SAME) for row, one in zip(every, least, strict=True)):
+        return None
+    ends, blocks = np.array(part.ends), np.arange(part.ends[-1] + 1)
+    before = np.clip(np.searchsorted(ends, blocks, side="right") - 1, 1, part.units - 1)
+    behind = np.clip(np.searchsorted(ends, blocks), 1, part.units - 1)
+    until = np.searchsorted(ends, np.minimum(blocks[:, None] + blocks, ends[-1]), side="right") - 1
+    ways = (every[:, at[:, None] - 1, np.maximum(until, at[:, None] + 1)] for at in (before, behind))
+    found: Array = np.maximum(np.minimum(*ways), least[:, None, None])
+    return found
+
+
+def _ends(part: StageParts) -> NDArray[np.bool_] | None:
+    """[blocks]: whether a stage may end behind so many; None where it may behind all."""
+    found = np.isin(np.arange(part.ends[-1] + 1), part.ends)
+    return None if found.all() else found
 
 
 def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
@@ -110,11 +149,11 @@ def _by_stage(part: StageParts, values: Sequence[Array]) -> Array:
 
 def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
     """Tells what is known of stages of a part under a price, with every number of blocks, wherever they may begin."""
-    sides, values = (0.0, *part.transfers, 0.0), np.zeros((len(one.stages), part.ends[-1]))
+    values = np.zeros((len(one.stages), part.ends[-1]))
     for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
-        least = _by_stage(part, [part.priced(flights[s], weights, one.price)] * part.stages)[s]
-        sent = (weights[6] * sides[s] + weights[7] * sides[s + 1]) / 2
-        values[i] = np.where(np.isfinite(least), np.maximum(least - sent - part.twice[s].seconds(weights), 0.0), 0.0)
+        known = part.priced(flights[s], weights, one.price) - _sent(part, s, weights)
+        least = _by_stage(part, [known] * part.stages)[s]
+        values[i] = np.where(np.isfinite(least), np.maximum(least - part.twice[s].seconds(weights), 0.0), 0.0)
     budget = part.task.budget + sum(part.twice[s].nbytes for s in one.stages)
     return PricedStages(one.stages, one.weights, one.price, budget, values)
 

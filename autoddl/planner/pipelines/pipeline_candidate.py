@@ -8,6 +8,7 @@ and the pipeline is simulated. Then more is known, and the bound rises:
     0  before any, units are searched under prices of their bytes, which rule out cuts that leave a rank too little
        (`rank_memory.unit_prices`)
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
+       where units differ, so are stages as long that lie where least is known of them
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`tried_cuts.roomier`)
     2  where that says nothing new, paths of this cut are blended (`joint_stages.blend_paths`), and then the plans of
        its stages are listed, where they are few (`listed_plans`)
@@ -70,6 +71,9 @@ TOGETHER = 3
 
 FIRST = 3
 """Cuts of a candidate whose plans are found roughly at most, until there is one."""
+
+PLACES = 4
+"""Times that stages are sought where least is known of them, at most, for one cut."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
 
@@ -349,30 +353,29 @@ class CutSearch:
         """
         if answer is None or answer.blend is None or self.is_closed:
             return False
-        cut = [b - a for a, b in pairwise((0, *self.part.cut_of(answer.weakest), self.part.units))]
-        parts, new = self.part.units / self.part.ends[-1], False
+        cut, new = self.part.cut_of(answer.weakest), False
         with suppress(OutOfTime):
-            for units in dict.fromkeys((tuple(n * parts for n in answer.mean) or tuple(cut), tuple(cut))):
-                blend = self._blend_of_units(units) or answer.blend
+            for places in dict.fromkeys((self.part.places_of(answer.mean) or cut, cut)):
+                blend = self._blend_of_units(places) or answer.blend
                 for s, counts in enumerate(blend.stages):
                     new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * IMPLIED) or new
                 if new:
                     break
         return new
 
-    def _blend_of_units(self, units: Sequence[float]) -> PathBound | None:
+    def _blend_of_units(self, cut: Sequence[float]) -> PathBound | None:
         """The blend that says most of all plans of the units of a cut, nearly; None where units do not tell.
 
-        It is that of the plans that were found, while its counts find others. The units may be those of a mean of cuts.
+        It is that of the plans that were found, while its counts find others. The cut may be a mean of cuts.
         """
-        blend = None
+        blend, ends = None, list(pairwise((0.0, *cut, float(self.part.units))))
         for _ in range(SOUGHT):
-            found = [self.part.on(s).found_units(s, n) for s, n in enumerate(units)]
+            found = [self.part.on(s).found_units(*own) for s, own in enumerate(ends)]
             if not all(found):
                 return None
-            _, paths, _ = blend_of_plans(found, self.part.transfers, partial(critical_path, self.schedule))
+            _, paths, _ = blend_of_plans(found, self.part.sent_at(cut), partial(critical_path, self.schedule))
             blend = blended(paths)
-            if not sum([self.part.on(s).find_units(s, counts, self._tolerance * IMPLIED)
+            if not sum([self.part.on(s).find_units(*ends[s], counts, self._tolerance * IMPLIED)
                         for s, counts in enumerate(blend.stages)]):
                 break
         return blend
@@ -439,7 +442,25 @@ class CutSearch:
                     self._solve(cut, cut == first)
                 if cut not in asked:
                     self.stale = stale
+            with suppress(OutOfTime):
+                if self._solve_elsewhere(answer.weakest):
+                    self.stale = stale
         self.rounds += 1
+
+    def _solve_elsewhere(self, sizes: Sequence[int]) -> bool:
+        """Makes more known of stages of these numbers of blocks where least is known of them; whether any was new.
+
+        Where units differ, the stages of a cut are not those of its numbers of blocks that may take least.
+        """
+        news = False
+        for _ in range(PLACES if len(self.part.common) > 1 else 0):
+            wholes = [self.part.on(s).wholes({flight})[flight] for s, flight in enumerate(self.flights)]
+            stages = [(self.part.least_place(s, n, wholes[s]), self.flights[s]) for s, n in enumerate(sizes)]
+            new = [self._known(one, stages) for one in (StageParts.bound, StageParts.sharpen)]
+            if self.is_closed or not any(new):
+                break
+            news = True
+        return news
 
     def _climb(self) -> None:
         """Tries cuts beside the fastest, some times, while there is time, and other layouts of the best.

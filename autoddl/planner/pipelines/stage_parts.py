@@ -17,12 +17,12 @@ layouts proved. A stage that is made of two has all that they have, and conversi
 
     T(a, c) >= T(a, b) + T(b, c) - apart
 
-`apart` are the ops before all parameters, which each stage computes for itself, and reductions of what several units
-read (`StageUnits.reduction_seconds`). So what is proved of some stages is known of all longer ones
-(`joined_stages`). Where both have units that share a parameter, which the longer one gathers and updates
-once, units of one of them count by their floors. Kernels may be fused over cuts. So a stage is searched for this with
-what it saves in any longer one (`operators.fusion`). Nothing is known of longer ones where policies of recomputation
-count the blocks of a stage (every-2, first-4), and none lets all of them be.
+`apart` are the ops before all parameters, which each stage computes for itself. So what is proved of some stages is
+known of all longer ones (`joined_stages`). Where both have units that share a parameter, which the longer one gathers
+and updates once, units of one of them count by their floors. For this a stage is searched as it is in longer ones.
+Kernels may be fused over cuts: it takes what it saves in any (`operators.fusion`). And what several units read may come
+and go as partial sums, which a longer stage reduces once (`core.stages`). Nothing is known of longer ones where
+policies of recomputation count the blocks of a stage (every-2, first-4), and none lets all of them be.
 
 What is proved without a budget is true for all numbers of microbatches in flight. What is proved under one that binds
 is true for that number alone. With more in flight the peak may be lower, since weights are let go
@@ -32,11 +32,11 @@ Where a schedule splits backward, b is what its B and its W take together, and b
 are alike in all but names are solved once (`solved_stages`).
 """
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import floor, inf
+from itertools import pairwise
+from math import ceil, floor, inf
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ class StageParts(SolvedStages):
     """The stages of pipelines of so many stages and microbatches: what is known of them so far.
 
         _directions counts of blends, rounded, of which the least of single units is known
-        _joined     by counts and `apart`, what was known of stages and what that says of longer ones
+        _joined     by counts, what was known of stages and what that says of longer ones
         _taken      seconds of the plans of some units that are the least where seconds count so, by structure
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
@@ -109,7 +109,7 @@ class StageParts(SolvedStages):
     """
 
     _directions: dict[Weights, None] = field(default_factory=dict)
-    _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
+    _joined: dict[Weights, tuple[Array, Array]] = field(default_factory=dict)
     _taken: dict[str, dict[Weights, StageSeconds]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
@@ -210,18 +210,13 @@ class StageParts(SolvedStages):
         if weights in SINGLES:
             most = np.maximum(most, sum(self.least(one) for one in self.pieces))
         apart = self._joins(weights)
-        if (weights, apart) not in self._joined or not np.array_equal(self._joined[weights, apart][0], most):
-            self._joined[weights, apart] = most, joined(most, apart, self.shared, floors)
-        return self._joined[weights, apart][1]
+        if weights not in self._joined or not np.array_equal(self._joined[weights][0], most):
+            self._joined[weights] = most, joined(most, apart, self.shared, floors)
+        return self._joined[weights][1]
 
     def _joins(self, weights: Weights) -> float:
-        """Seconds counted so by which a stage may take less than two that it is made of; infinite if not known.
-
-        Once more a value is reduced, perhaps again in backward, and a gradient.
-        """
-        if self.apart == inf:
-            return inf
-        return weights[0] * self.apart + (weights[0] + 2 * weights[1]) * self.reduction_seconds
+        """Seconds counted so by which a stage may take less than two that it is made of; infinite if not known."""
+        return inf if self.apart == inf else weights[0] * self.apart
 
     def behinds(self, flights: Iterable[Flight]) -> dict[Flight, Array]:
         """By flight T' of every stage, [a, b], as far as it is known."""
@@ -407,25 +402,24 @@ class StageParts(SolvedStages):
         return new
 
     def begin(self, closer: bool) -> None:
-        """Makes known what the commonest unit between the first and the last takes alone, so that stages join to it.
+        """Makes known what a unit of every common kind takes alone, so that stages join to it.
 
-        First that is M, by one search. All else is `closer`, and takes several.
+        First that is M, by one search of each. All else is `closer`, and takes several.
         """
-        at = self._commonest
-        if at is None or self.apart == inf:
-            return
-        self._search_least(*self.joining(at, at + 1), self.repeated)
-        if closer:
-            self.bound(at, at + 1, ONE)
-            if self._fused_ends is not None:
+        for at in self.common if self.apart < inf else ():
+            self._search_least(*self.joining(at, at + 1), self.repeated)
+            if len(self.common) > 1:
                 self._search_least(*self.joining(at, at + 1), self.whole)
-            self.sharpen(at, at + 1, ONE)
+            if closer:
+                self.bound(at, at + 1, ONE)
+                if self._fused_ends is not None:
+                    self._search_least(*self.joining(at, at + 1), self.whole)
+                self.sharpen(at, at + 1, ONE)
 
-    @property
-    def _commonest(self) -> int | None:
-        """The first unit of the kind that most have, the first and the last apart; None where there are no others."""
-        inner = self._kinds[1:-1]
-        return 1 + inner.index(Counter(inner).most_common(1)[0][0]) if inner else None
+    def _known_alone(self, unit: int) -> float:
+        """About the seconds of a unit alone in a step: what is known of it, or of one like it."""
+        key = self.joining(self._first_alike[unit], self._first_alike[unit] + 1)[1]
+        return max(self._least.get((key, self.whole, ANY), 0.0), super()._known_alone(unit))
 
     def rounded(self, counts: Sequence[float], most: float, parts: int = DIRECTIONS) -> Weights:
         """The counts of seconds, of which some are `most`, as they are told apart: those count in every microbatch.
@@ -435,31 +429,42 @@ class StageParts(SolvedStages):
         steps = (parts,) * 3 + (parts * self.each,) * 3
         return tuple(floor(x / most * step + 1e-6) / step * self.each for x, step in zip(counts, steps, strict=False))
 
-    def learn_direction(self, s: int, counts: Sequence[float], units: Sequence[int], close: float = 0.0) -> bool:
+    def learn_direction(self, s: int, counts: Sequence[float], cut: Sequence[int], close: float = 0.0) -> bool:
         """Makes known what stages like stage s of a cut take where seconds count nearly as in a blend.
 
-        `units` are those of each stage of the cut. The commonest unit is searched, and some of its kind in a row, by
-        which longer stages are known. Of the first and the last stage so are the units at the end. What other counts
-        imply but for a part so `close` is not searched. Returns whether any was.
+        The units of the common kinds are searched, and some in a row within the stage, by which longer stages are
+        known. Of the first and the last stage so are the units at the end. What other counts imply but for a part so
+        `close` is not searched. Returns whether any was.
         """
         most = max(counts[:6])
-        if most <= 0 or self.apart == inf or self._commonest is None:
+        if most <= 0 or self.apart == inf or not self.common:
             return False
         weights = self.rounded(counts, most)
         if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
             return False
-        ends = {0: [(0, 1), (0, max(1, units[0] - FEWER))],
-                self.stages - 1: [(self.units - 1, self.units), (self.units - max(1, units[-1] - FEWER), self.units)]}
-        alike = [self._commonest_row(k) for k in (1, min(units[1:-1], default=2) - 1)]
-        made = [self._search_plan(at, weights, close) for at in (*alike, *ends.get(s, []))]
+        made = [self._search_plan(at, weights, close) for at in self._rows(s, cut)]
         if any(made):
             self._directions[weights] = None
         return any(made)
 
-    def _commonest_row(self, units: int) -> tuple[int, int]:
-        """The first of some units in a row of the commonest kind, or of as many as there are; at least one."""
-        at, end = self._commonest or 0, (self._commonest or 0) + 1
-        while end - at < units and end < self.units - 1 and self._kinds[end] == self._kinds[at]:
+    def _rows(self, s: int, cut: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Yields the rows of units that tell of stages like stage s of a cut: from one place to another."""
+        yield from ((at, at + 1) for at in self.common)
+        ends = list(pairwise((0, *cut, self.units)))
+        if len(self.common) == 1:
+            yield self._common_row(min((b - a for a, b in ends[1:-1]), default=2) - 1)
+        elif 0 < s < self.stages - 1:
+            yield ends[s][0], max(ends[s][0] + 1, ends[s][1] - 1)
+        (_, first), (last, end) = ends[0], ends[-1]
+        if s == 0:
+            yield from ((0, 1), (0, max(1, first - FEWER)))
+        if s == self.stages - 1:
+            yield from ((end - 1, end), (min(end - 1, last + FEWER), end))
+
+    def _common_row(self, units: int) -> tuple[int, int]:
+        """The first of some units in a row of the only common kind, or of as many as there are; at least one."""
+        at, end = self.common[0], self.common[0] + 1
+        while end - at < units and end < self.units - 1 and self._first_alike[end] == at:
             end += 1
         return at, end
 
@@ -473,35 +478,45 @@ class StageParts(SolvedStages):
             self._least[key, weights, at] = 0.0
         return True
 
-    def found_units(self, s: int, units: float) -> tuple[FoundPlans, ...]:
-        """The plans that were found of the units of stage s of a cut: of that at an end, and of the commonest.
+    def found_units(self, begin: float, end: float) -> tuple[FoundPlans, ...]:
+        """The plans that were found of the units from one place to another, which may lie within units.
 
-        There are none where units do not tell.
+        Where a unit's kind is not common, that is the least which it may take. There are none where units do not tell.
         """
-        if self._commonest is None or self.apart == inf:
+        times = self._told_within(begin, end)
+        if not self.common or self.apart == inf:
             return ()
-        own = [(1.0, self._end_units[s]), (units - 1.0, self._commonest)] if s in self._end_units else [
-            (float(units), self._commonest)]
-        rows = [(times, self._seconds_of(one)) for times, one in own if times > 0]
-        return tuple(FoundPlans(times, one, np.zeros(0)) for times, one in rows) if all(len(one) for _, one in rows
+        rows = [(often, self._seconds_of(unit)) for unit, often in times.items()]
+        return tuple(FoundPlans(often, one, np.zeros(0)) for often, one in rows) if all(len(one) for _, one in rows
                                                                                         ) else ()
 
-    def find_units(self, s: int, counts: Sequence[float], close: float = 0.0) -> bool:
-        """Searches the units of stage s where seconds count so, unless others imply them nearly; whether it did.
+    def find_units(self, begin: float, end: float, counts: Sequence[float], close: float = 0.0) -> bool:
+        """Searches units between two places where seconds count so, unless others imply them nearly; whether it did.
         """
-        most, every = max(counts[:6]), [self._commonest, self._end_units.get(s)]
+        most = max(counts[:6])
         if most <= 0:
             return False
         weights = self.rounded(counts, most, ROUGHLY)
-        return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in every if unit is not None]))
+        return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in self._told_within(begin, end)
+                         if unit in self._tellers]))
+
+    def _told_within(self, begin: float, end: float) -> Mapping[int, float]:
+        """How many units there are between two places like each of those that tell of them."""
+        found = dict[int, float]()
+        for unit in range(floor(begin), min(ceil(end), self.units)):
+            if (part := min(end, unit + 1) - max(begin, unit)) > 0:
+                found[self._first_alike[unit]] = found.get(self._first_alike[unit], 0.0) + part
+        return found
 
     @property
-    def _end_units(self) -> dict[int, int]:
-        """The unit at an end of the chain, by the stage that has it."""
-        return {0: 0, self.stages - 1: self.units - 1}
+    def _tellers(self) -> tuple[int, ...]:
+        """The units that are searched alone: the first of each common kind, and those at the ends."""
+        return (0, *self.common, self.units - 1)
 
     def _seconds_of(self, unit: int) -> Array:
         """[plan, term]: the seconds of the plans that were found of a unit."""
+        if unit not in self._tellers:
+            return np.array([[*(float(one[unit, unit + 1]) for one in self.floor_passes()), *(0.0,) * 5]])
         key = self.joining(unit, unit + 1)[1]
         if not self._taken.get(key):
             for counts in (self.repeated, self.whole):

@@ -10,10 +10,10 @@ in a row, from place a to place b. Of every stage are known, before anything is 
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
-from itertools import accumulate, combinations, pairwise
+from functools import cached_property
+from itertools import accumulate, combinations, pairwise, product
 from math import inf
 from typing import Any
 
@@ -36,8 +36,8 @@ from autoddl.core.recompute import (
     renamed_policy,
 )
 from autoddl.core.split_backward import weights_of
-from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph
-from autoddl.cost_models import Cluster, collective
+from autoddl.core.stages import StageGraph, check_updates, crossing, cut_graph, with_partial_ends
+from autoddl.cost_models import Cluster
 from autoddl.operators.footprints.table import whole_footprints
 from autoddl.operators.fusion import FusedEnds, fused_ends, with_fused_ends
 from autoddl.operators.work import VIEWS, base
@@ -61,8 +61,14 @@ Indices = NDArray[np.intp]
 ALIKE = 1.3
 """The factor between the work of units that count as alike."""
 
-BLOCKS = 96
-"""Blocks of about equal work in which a chain of units that are not alike is measured."""
+KINDS = 6
+"""Kinds of units that are searched alone, at most."""
+
+BLOCKS = 128
+"""Blocks in which a chain of units that are not alike is measured, at most."""
+
+WELL = 0.01
+"""The part of a step by which blocks may measure units wrongly, in all."""
 
 
 @dataclass(eq=False)
@@ -162,16 +168,32 @@ class StageUnits:
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:
-        """By unit, its length in blocks of about equal work: 1 of each where units take about as long.
+        """By unit, its length in blocks that take about as long: 1 of each where units do.
 
-        What a stage of so many blocks takes hardly depends on where it begins then.
+        What a stage of so many blocks takes hardly depends on where it begins then. Seconds of units are those that are
+        known when this is asked first. There are as few blocks as measure them well, or `BLOCKS`.
         """
         works = [sum(behind) - sum(before) for before, behind in pairwise(self._works)]
         inner = [work for work in works[1:-1] if work > 0]
         if not inner or max(inner) <= ALIKE * min(inner):
             return (1,) * self.units
-        block = max(min(inner), sum(works) / BLOCKS)
-        return tuple([max(1, round(work / block)) for work in works])
+        seconds = np.array([self._known_alone(unit) for unit in range(self.units)])
+
+        def measured(blocks: int) -> Array:
+            found: Array = np.maximum(np.round(seconds * blocks / seconds.sum()), 1.0)
+            return found
+
+        def error(blocks: int) -> float:
+            found = measured(blocks)[1:-1]
+            return float(np.abs(found / found.sum() - seconds[1:-1] / seconds[1:-1].sum()).sum())
+
+        every = range(min(self.units, BLOCKS), BLOCKS + 1)
+        blocks = next((one for one in every if error(one) <= WELL), min(every, key=error))
+        return tuple(measured(blocks).astype(int).tolist())
+
+    def _known_alone(self, unit: int) -> float:
+        """About the seconds of a unit alone in a step: its floor."""
+        return self.each * float(self.floors()[unit, unit + 1])
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -195,6 +217,10 @@ class StageUnits:
             least = found[-1] + 1
         return tuple(found)
 
+    def places_of(self, sizes: Sequence[float]) -> tuple[float, ...]:
+        """The places at which stages but the first begin, by the blocks of all stages; they may lie within units."""
+        return tuple(np.interp(list(accumulate(sizes[:-1])), self.ends, range(self.units + 1)).tolist())
+
     @cached_property
     def stretches(self) -> tuple[tuple[Indices, Indices, Indices], ...]:
         """By stage, (numbers of blocks, stages by their blocks, where those of each number begin among them).
@@ -210,6 +236,14 @@ class StageUnits:
             blocks, first = np.unique([n for n, _ in pairs], return_index=True)
             found.append((blocks, np.array([at for _, at in pairs]), first))
         return tuple(found)
+
+    def least_place(self, s: int, blocks: int, known: Array) -> tuple[int, int]:
+        """The places from which and to which stage s has so many blocks and least is known of it, [a, b]."""
+        sizes, at, first = self.stretches[s]
+        k = int(np.flatnonzero(sizes == blocks)[0])
+        own = at[first[k]:first[k + 1] if k + 1 < len(first) else None]
+        a, b = divmod(int(own[known.ravel()[own].argmin()]), self.units + 1)
+        return a, b
 
     @cached_property
     def _works(self) -> tuple[tuple[float, float, float], ...]:
@@ -243,10 +277,29 @@ class StageUnits:
         ops, known, again = self._ops, dict[Any, int](), computed_again(self.graph, self._ops)
         sent = [(), *(tuple(sorted(one)) for one in self._crossing), ()]
         every = [(signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1], again),
-                  self._asked(self._cut(k, k + 1)) if self._asks else (), self._fused_over(sent[first]),
-                  self._fused_over(sent[end if end < len(ops) else -1]))
+                  self._asked(self._cut(k, k + 1)) if self._asks else (), self._shared_over(sent[first]),
+                  self._shared_over(sent[end if end < len(ops) else -1]))
                  for k, (first, end) in enumerate(pairwise(self._ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
+
+    @cached_property
+    def common(self) -> tuple[int, ...]:
+        """The first unit of each kind between the first unit and the last, of those with most of the work.
+
+        Units of other kinds are known by their floors alone.
+        """
+        work = dict[int, float]()
+        for unit in range(1, self.units - 1):
+            first = self._first_alike[unit]
+            work[first] = work.get(first, 0.0) + sum(self._works[unit + 1]) - sum(self._works[unit])
+        return tuple(sorted(sorted(work, key=lambda unit: -work[unit])[:KINDS]))
+
+    @cached_property
+    def _first_alike(self) -> tuple[int, ...]:
+        """By unit, the first between the ends that is alike within longer stages; itself of those at the ends."""
+        known = dict[str, int]()
+        return tuple(known.setdefault(self.joining(unit, unit + 1)[1], unit) if 0 < unit < self.units - 1 else unit
+                     for unit in range(self.units))
 
     @property
     def _asks(self) -> bool:
@@ -286,20 +339,32 @@ class StageUnits:
         return self._alone[key]
 
     def joining(self, a: int, b: int) -> tuple[StageGraph, str]:
-        """The same stage as longer ones have it: no kernel that is fused over its ends takes more than there."""
-        if self._fused_ends is None:
+        """The same stage as longer ones have it.
+
+        No kernel that is fused over its ends takes more than there. And what several units read may come and go as
+        partial sums, as all of them have it in a longer stage.
+        """
+        if not self._joins_otherwise:
             return self.alone(a, b)
         key = self._like(a, b)
         if key not in self._within_longer:
             made = self.alone(a, b)[0]
-            made = replace(made, graph=with_fused_ends(made.graph, self._fused_ends))
+            graph = with_partial_ends(made.graph, self._read_apart)
+            if self._fused_ends is not None:
+                graph = with_fused_ends(graph, self._fused_ends)
+            made = replace(made, graph=graph)
             self._within_longer[key] = made, self._key(made)
         return self._within_longer[key]
 
     @property
+    def _joins_otherwise(self) -> bool:
+        """Whether a stage may take less within longer ones."""
+        return self._fused_ends is not None or bool(self._read_apart)
+
+    @property
     def _joining(self) -> Mapping[tuple[Any, ...], tuple[StageGraph, str]]:
         """The stages that `joining` gave so far."""
-        return self._alone if self._fused_ends is None else self._within_longer
+        return self._within_longer if self._joins_otherwise else self._alone
 
     @cached_property
     def _fused_ends(self) -> FusedEnds | None:
@@ -307,11 +372,12 @@ class StageUnits:
         device, alive = self.cluster.device, replace(self.graph, ops=self._ops, outputs=self.graph.outputs[:1])
         return fused_ends(alive, device.by_hand) if device.compiled else None
 
-    def _fused_over(self, tensors: Sequence[int]) -> tuple[bool, ...]:
-        """Whether kernels may be fused over these tensors, from behind each and from before it."""
+    def _shared_over(self, tensors: Sequence[int]) -> tuple[bool, ...]:
+        """Whether kernels may be fused over these tensors, from behind each and from before it; who reads each."""
         ends = self._fused_ends
-        names = [] if ends is None else [self.graph.tensors[t].name for t in tensors]
-        return tuple(name in some for name in names for some in (ends.given, ends.taken)) if ends else ()
+        names = [self.graph.tensors[t].name for t in tensors]
+        fused = tuple(name in some for name in names for some in (ends.given, ends.taken)) if ends else ()
+        return (*fused, *(name in self._read_apart for name in names))
 
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
         """The pipeline with a schedule that is cut at these places."""
@@ -349,21 +415,9 @@ class StageUnits:
         return frozenset(frozenset(read) for read in self._readers().values() if len(read) > 1 and not read <= ends)
 
     @cached_property
-    def reduction_seconds(self) -> float:
-        """Seconds in which all ranks of a stage reduce every tensor that several units read, each once.
-
-        Between stages no partial sum is sent. A stage may reduce the value of such a tensor, or its gradient, once for
-        all of its units. The two stages that it is made of reduce it each.
-        """
-        readers = dict[int, set[int]]()
-        for i, op in enumerate(self._ops):
-            for t in op.inputs:
-                readers.setdefault(t, set()).add(bisect_right(self.places, i))
-        if self.cluster.size == 1:
-            return 0.0
-        group = self._on_all.group((0,))
-        nbytes = [float(self.graph.tensors[t].nbytes) for t in sorted(self._crossed) if len(readers.get(t, ())) > 1]
-        return float(sum(collective(self.cluster, "all-reduce", group, n).seconds for n in nbytes))
+    def _read_apart(self) -> frozenset[str]:
+        """The tensors that several units read, by name."""
+        return frozenset(self.graph.tensors[t].name for t in self._crossed if len(self._reading.get(t, ())) > 1)
 
     @cached_property
     def split_depends_on_cut(self) -> bool:
@@ -455,11 +509,24 @@ class StageUnits:
     @cached_property
     def transfers_at(self) -> tuple[tuple[float, ...], ...]:
         """By boundary and place, the least seconds of a transfer over the boundary if it lies there."""
-        places, last = range(len(self.places)), self.stages - 2
-        near, end = ([tuple(self._sent(k, to_the_end)) for k in places] for to_the_end in (False, True))
-        seconds = lru_cache(maxsize=None)(self._least_transfer)
-        return tuple(tuple(sum(seconds(b, *sent) for sent in sents) for sents in (end if b == last else near))
-                     for b in range(self.stages - 1))
+        return tuple(tuple(float(row[k, k + 2]) for k in range(len(self.places))) for row in self.transfers_to)
+
+    @cached_property
+    def transfers_to(self) -> Array:
+        """[boundary, place - 1, end of the stage behind it]: the least seconds of a transfer over the boundary there.
+
+        They are those of all that this stage reads; of the last stage, that it reads to the end.
+        """
+        found, last = np.zeros((self.stages - 1, len(self.places), self.units + 1)), self.stages - 2
+        for b, k in product(range(self.stages - 1), range(len(self.places))):
+            for unit, nbytes, is_near in self._sent[k]:
+                found[b, k, 0 if b == last else unit + 1:] += self._least_transfer(b, nbytes, is_near)
+        return found
+
+    def sent_at(self, cut: Sequence[float]) -> tuple[float, ...]:
+        """By boundary, the least seconds of a transfer there; between places in proportion."""
+        places = range(1, self.units)
+        return tuple(float(np.interp(at, places, row)) for at, row in zip(cut, self.transfers_at, strict=True))
 
     def _least_transfer(self, boundary: int, nbytes: float, is_near: bool) -> float:
         """Least seconds in which a tensor comes to the stage behind a boundary: near ones from the stage before it.
@@ -472,18 +539,33 @@ class StageUnits:
                                     nbytes / min(end - first for first, end in (ranks[here], ranks[there])))
                    for here in set(self.where[boundary if is_near else 0:boundary + 1]))
 
-    def _sent(self, place: int, to_the_end: bool) -> Iterator[tuple[float, bool]]:
-        """Yields the least bytes of each tensor that crosses a place, and whether the unit before it makes the tensor.
-
-        They are those that the unit behind reads, or any unit `to_the_end`.
+    @cached_property
+    def _sent(self) -> tuple[tuple[tuple[int, float, bool], ...], ...]:
+        """By place, of each tensor that crosses it (the first unit behind that reads it, its least bytes, whether the
+        unit before makes it).
         """
-        ops, ends = self._ops, self._ends
-        before, at, end = ends[place], ends[place + 1], ends[-1 if to_the_end else place + 2]
-        read, near = {t for op in ops[at:end] for t in op.inputs}, {t for op in ops[before:at] for t in op.outputs}
-        for t in sorted(self._crossing[at - 1] & read):
-            one = self.graph.tensors[t]
-            codecs = codecs_of(self.task.options.compress, "pipeline", one.dtype)
-            yield one.nbytes * part_in_flight(codecs, one.itemsize), t in near
+        made = {t: bisect_right(self.places, i) for i, op in enumerate(self._ops) for t in op.outputs}
+        found = []
+        for k, at in enumerate(self.places):
+            own = list[tuple[int, float, bool]]()
+            for t in sorted(self._crossing[at - 1] & self._reading.keys()):
+                one, unit = self.graph.tensors[t], next((unit for unit in self._reading[t] if unit > k), self.units)
+                codecs = codecs_of(self.task.options.compress, "pipeline", one.dtype)
+                if unit < self.units:
+                    own.append((unit, one.nbytes * part_in_flight(codecs, one.itemsize), made[t] == k))
+            found.append(tuple(own))
+        return tuple(found)
+
+    @cached_property
+    def _reading(self) -> Mapping[int, Sequence[int]]:
+        """By tensor, the units that read it, in order."""
+        found = dict[int, list[int]]()
+        for i, op in enumerate(self._ops):
+            unit = bisect_right(self.places, i)
+            for t in op.inputs:
+                own = found.setdefault(t, [])
+                own += [unit] if unit not in own[-1:] else []
+        return found
 
     @cached_property
     def _crossing(self) -> tuple[frozenset[int], ...]:
