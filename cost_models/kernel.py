@@ -57,10 +57,12 @@ PROLOGUE = 128.0
 """Elements of k that it costs to fill and drain the pipeline of a tile; assumed to be 4 stages of 32."""
 PLAIN_PROLOGUE = 16.0
 """The same without tensor cores: 2 stages of 8 (CUTLASS, default_gemm_configuration.h, OpClassSimt)."""
-ALIGNED = 16
-"""Contiguous dims of a product are multiples of so many bytes (NVIDIA, same guide, section 2.1)."""
-MISALIGNED = 0.5
-"""Fraction of their rate that tensor cores reach on other dims, which they load in pieces; assumed."""
+CONTRACTED = ((4, 0.29), (16, 0.54), (32, 0.89))
+WRITTEN = ((4, 0.28), (16, 0.67))
+"""(bytes, fraction of their rate that tensor cores reach): the first of which a row's bytes are no multiple counts. The
+row is of the contracted dim, or of the columns that are written. Others reach all. Measured in float16 on an A100
+(EleutherAI/cookbook, sizing/results: vocab_v_sweep.out, vocab_h_sweep.out, mm/ksweep_low/a100.out; Anthony et al.
+2024)."""
 BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 LEAST = 64
@@ -152,9 +154,7 @@ def _of_heads(device: Device, usual: float, kernel: Kernel) -> float:
 def _matmul(device: Device, kernel: Kernel) -> float:
     """min over tiles and splits of waves * seconds of a tile."""
     batch, m, n, k = kernel.shape
-    width = ITEMSIZE_OF_PEAK[device.runs_as(kernel.dtype)]
-    whole = width > 2 or all(size * width % ALIGNED == 0 for size in (n, k))
-    rate = device.peak(kernel.dtype) * _efficiency(device, kernel) * (1.0 if whole else MISALIGNED) / device.units
+    rate = device.peak(kernel.dtype) * _efficiency(device, kernel) * _aligned(device, kernel) / device.units
     best, prologue = float("inf"), PLAIN_PROLOGUE if _is_plain(device, kernel) else PROLOGUE
     for rows, columns, share in TILES:
         area = rows * columns
@@ -163,6 +163,14 @@ def _matmul(device: Device, kernel: Kernel) -> float:
             waves = ceil(tiles * split / device.units)
             best = min(best, waves * 2 * area * (k / split + prologue) / (rate * share))
     return best
+
+
+def _aligned(device: Device, kernel: Kernel) -> float:
+    """The fraction of their rate that tensor cores reach with rows of these bytes."""
+    width, (_, _, n, k) = ITEMSIZE_OF_PEAK[device.runs_as(kernel.dtype)], kernel.shape
+    return 1.0 if width > 2 else min(
+        next((part for nbytes, part in parts if size * width % nbytes), 1.0)
+        for size, parts in ((k, CONTRACTED), (n, WRITTEN)))
 
 
 def _is_plain(device: Device, kernel: Kernel) -> bool:

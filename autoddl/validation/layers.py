@@ -2,7 +2,7 @@
 
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout, and perhaps a
-                division and a mask as operators of their own
+                division and a mask as operators of their own; keys and values of a group are copied for each query then
     mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
     head        norm, logits, mean loss of the next token
 
@@ -107,6 +107,7 @@ class Attention(nn.Module):
         if shape.fused:
             y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=each > 1)
         else:
+            k, v = (part.repeat_interleave(each, 1) if each > 1 else part for part in (k, v))
             scores = q @ k.transpose(-1, -2)
             if self.mask is not None:
                 scores = scores / shape.head_width ** 0.5 * self.mask

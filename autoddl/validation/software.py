@@ -3,9 +3,10 @@
     program     which kernels are fused, which attention, what is sent while it computes, what `selective` recomputes
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
-A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Any
-other is taken to run eager, as PyTorch does by default. A name may tell a generation of fused attention besides, like
-`Megatron-DeepSpeed (FlashAttention-2)`. A row's notes may tell that it was compiled.
+A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Of
+`one / another` either tells. Any other is taken to run eager, as PyTorch does by default. A name may tell a generation
+of fused attention besides, like `Megatron-DeepSpeed (FlashAttention-2)`. It or a row's notes may tell that the program
+was compiled.
 """
 
 import re
@@ -13,7 +14,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autoddl.core.names import near_names
+from autoddl.cost_models import load_device
 from autoddl.cost_models.software import SOFTWARE, Software
+from autoddl.validation.clusters import system_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.run_parts import narrow_dtype
 from autoddl.validation.runs import Run
@@ -38,6 +41,10 @@ _PROFILES: Mapping[str, str] = {name: row["profile"] for name, row in read_facts
 PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[profile] for name, profile in _PROFILES.items()}
 """Beginning of a program's name -> what it does."""
 
+LATER: Mapping[str, str] = {name: row["later"] for name, row in read_facts("software.yaml", "programs").items()
+                            if "later" in row}
+"""The same, of releases for devices that multiply float8."""
+
 APART = frozenset(name for name, row in read_facts("software.yaml", "programs").items() if row.get("yarn_apart"))
 """Beginnings of the programs that turn queries and keys by rows of operators where YaRN scales positions."""
 
@@ -54,10 +61,10 @@ BLOCK = 128
 
 
 def software_of(run: Run) -> Software:
-    """Returns what is known of the program of a run; a row whose notes say so was compiled."""
-    listed = find_beginning(run.framework, PROGRAMS)
-    found = PROGRAMS[listed] if listed else SOFTWARE[profile_of(run)]
-    if "compile" in run.notes:
+    """Returns what is known of the program of a run; a row that says so was compiled."""
+    listed, profile = _listed(run.framework), profile_of(run)
+    found = PROGRAMS[listed] if listed and profile == _PROFILES[listed] else SOFTWARE[profile]
+    if "compile" in run.notes or "torch.compile" in run.framework:
         found = replace(found, fuses=True, by_hand=True)
     if said := _ATTENTION.search(run.framework):
         found = replace(found, attention=f"flash-{said[1]}")
@@ -67,15 +74,29 @@ def software_of(run: Run) -> Software:
 
 def profile_of(run: Run) -> str:
     """Returns the name of the software profile of a run's program."""
-    listed = find_beginning(run.framework, _PROFILES)
+    listed = _listed(run.framework)
+    if listed in LATER and _multiplies_float8(run):
+        return LATER[listed]
     return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else UNKNOWN
+
+
+def _listed(framework: str) -> str:
+    """The listed beginning of a program's name, or of a part of it behind a slash; "" where there is none."""
+    return next((found for part in (framework, *framework.split("/")[1:])
+                 if (found := find_beginning(part.strip(), _PROFILES))), "")
+
+
+def _multiplies_float8(run: Run) -> bool:
+    """Whether the device of a run lists a rate of products in float8."""
+    return not run.cluster and any(
+        dtype.startswith("float8") for dtype, _ in load_device(system_of(run.device).file).peaks)
 
 
 def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
     """A line for every framework of the runs that is not known, with the rows that have it and what is near it."""
     rows: dict[str, list[str]] = {}
     for run in runs:
-        if not find_beginning(run.framework, _PROFILES) and run.framework not in SOFTWARE:
+        if not _listed(run.framework) and run.framework not in SOFTWARE:
             rows.setdefault(run.framework, []).append(run.row)
     known = (*_PROFILES, *(name for name in SOFTWARE if name not in _PROFILES))
     found = []

@@ -183,6 +183,29 @@ def test_a_program_is_known_by_its_longest_beginning_and_others_run_eager(tmp_pa
     assert profile_of(run(tmp_path, framework=framework)) == profile
 
 
+@pytest.mark.parametrize(("framework", "device", "profile"), [
+    ("Megatron-LM", "A100", "megatron-2022"), ("Megatron-LM main", "H100", "megatron-core"),
+    ("Megatron-LM", "GH200", "megatron-core"), ("Some recipe / Megatron-Core", "A800", "megatron-core"),
+    ("Megatron-DeepSpeed / another", "H100", "megatron-deepspeed")])
+def test_a_name_behind_a_slash_tells_a_program_and_a_device_its_release(tmp_path: Path, framework: str, device: str,
+                                                                        profile: str) -> None:
+    assert profile_of(run(tmp_path, framework=framework, gpu_type=device)) == profile
+
+
+def test_a_name_tells_that_a_program_was_compiled(tmp_path: Path) -> None:
+    plain, made = (software_of(run(tmp_path, framework=f"LitGPT{words}")) for words in ("", ", torch.compile"))
+    assert not plain.fuses and made == replace(plain, fuses=True, by_hand=True)
+
+
+def test_keys_and_values_of_groups_are_copied_where_attention_is_two_products(tmp_path: Path) -> None:
+    made = [RunPlan.of(run(tmp_path, framework="Megatron-LM", tp=1, dp=8, layers=2, kv_heads=heads), 2)
+            for heads in (8, 32)]
+    groups, alike = (model_graph(one.shape, 2, one.precision) for one in made)
+    scores = [[op for op in graph.ops if "softmax" in op.target] for graph in (groups, alike)]
+    assert len(scores[0]) == len(scores[1]) == 2
+    assert groups.tensors[scores[0][0].outputs[0]].shape == alike.tensors[scores[1][0].outputs[0]].shape
+
+
 def test_a_name_tells_a_generation_of_fused_attention(tmp_path: Path) -> None:
     plain, told = (software_of(run(tmp_path, framework=f"Megatron-DeepSpeed{words}"))
                    for words in ("", " (DeepSpeed 0.11, FlashAttention-2)"))
