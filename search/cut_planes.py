@@ -379,6 +379,21 @@ class CutPlanes:
         order = plain[np.argsort(-self.at(cuts)[plain], axis=0, kind="stable")] if cuts else plain[:, None]
         return [self.paths[q] for q in dict.fromkeys(order[:TOP].T.ravel().tolist())]
 
+    def look_near(self, cut: tuple[int, ...], most: int) -> None:
+        """Evaluates a cut, or one near it whose stages end where they may, and goes on from there; see `improve`."""
+        if not self.problem.holds(cut):
+            marks, at = np.flatnonzero(self.problem.ends), [0]
+            for left, n in enumerate(np.cumsum(cut)[:-1], start=1):
+                own = marks[len(at):len(marks) - (len(cut) - left)]
+                own = own[own > at[-1]]
+                at.append(int(own[np.abs(own - n).argmin()]) if len(own) else at[-1])
+            cut = tuple(np.diff([*at, self.problem.blocks]).tolist())
+            if not self.problem.holds(cut) or not self.possible[np.arange(len(cut)), cut].all():
+                return
+        self.evaluate(cut)
+        if most:
+            self.improve(cut, most)
+
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best; none that ends inside a unit."""
         if not self.problem.holds(cut):
@@ -441,7 +456,7 @@ class CutPlanes:
     def improve(self, cut: tuple[int, ...], most: int = 60) -> None:
         """Moves a block from one stage to another, where no path says that this takes longer or is above the goal.
 
-        Each of at most `most` steps is evaluated.
+        Each of at most `most` steps is evaluated. It begins at a cut that was.
         """
         for _ in range(most):
             value, other = self._neighbour(cut)

@@ -359,8 +359,7 @@ class _Tree:
         if not node.box.empty:
             table, _, sent = search.mixed(mixtures[-1])
             _, cut = least_cut(node.box, table, sent)
-            search.evaluate(cut)
-            search.improve(cut, 10)
+            search.look_near(cut, 10)
 
     def _learn(self, node: _Node, mixtures: Sequence[Mixture]) -> None:
         """Drops options by blends, until none is left."""
@@ -387,9 +386,7 @@ class _Tree:
             if node.box.empty or cut in cuts or most - node.bound < STEP * (search.goal - node.bound) or self.late():
                 return
             cuts.append(cut)
-            search.evaluate(cut)
-            if not node.depth:
-                search.improve(cut, 10)
+            search.look_near(cut, 0 if node.depth else 10)
             mixture, most = search.mix(cuts, mixture)
 
     def _finish(self, node: _Node) -> None:

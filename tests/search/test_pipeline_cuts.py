@@ -530,6 +530,20 @@ def test_proofs_that_prove_nothing() -> None:
         check_pipeline_bound(problem, heavy, found.bound * 1.01)
 
 
+@pytest.mark.parametrize("blends", [False, True])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved:2", "zb-v"])
+def test_long_chains_whose_stages_end_at_few_places_are_proved(name: str, blends: bool) -> None:
+    """Where ranks have several stages, the least cut of a box may end stages where they may not."""
+    problem, rng = chain(name, 48, 4, 8), np.random.default_rng(1)
+    ends, before, behind = rng.random(49) < 0.5, np.arange(49)[:, None] > 24, np.arange(49) > 2
+    ends[[0, 48]] = True
+    problem = replace(problem, ends=ends, sent=np.array(problem.transfers)[:, None, None] + 0.1 * (before & behind))
+    found = solve(problem, tolerance=1e-3, effort=30, blends=blends)
+    assert problem.holds(found.cut) and found.seconds == pytest.approx(seconds_of(problem, found.cut))
+    assert 0.9 * found.seconds <= found.bound <= found.seconds
+    check_pipeline_bound(problem, found.proof, found.bound)
+
+
 def test_transfers_that_take_less_with_more_behind_them_prove_nothing() -> None:
     problem = placed(chain("1f1b", 6, 3, 4), 0)
     found = solve(problem)
