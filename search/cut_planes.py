@@ -381,7 +381,7 @@ class CutPlanes:
 
     def look_near(self, cut: tuple[int, ...], most: int) -> None:
         """Evaluates a cut, or one near it whose stages end where they may, and goes on from there; see `improve`."""
-        if not self.problem.holds(cut):
+        if self.problem.ends is not None and not self.problem.holds(cut):
             marks, at = np.flatnonzero(self.problem.ends), [0]
             for left, n in enumerate(np.cumsum(cut)[:-1], start=1):
                 own = marks[len(at):len(marks) - (len(cut) - left)]
