@@ -262,6 +262,20 @@ def test_what_skips_stages_counts_once_in_the_bound(schedule: str, parts: int) -
         assert search.bound >= 0.99 * min(every), "the wide tensor has to get to the last stage"
 
 
+def test_a_transfer_that_takes_longer_than_what_crosses_there_is_rejected() -> None:
+    """The wide tensor gets to the last stage alone: what crosses depends on where boundaries lie."""
+    torch.manual_seed(0)
+    plan = autoddl.plan(Long(), "examples/clusters/rehearsal-4x1-20.yaml", torch.randn(256, 8), stages=(4,),
+                        microbatches=(4,), max_axes=1, workers=1)
+    check_pipeline(plan)
+    [row] = [row for row in plan.source["alternatives"] if row["proof"]]
+    sent = row["proof"]["sent"]
+    assert sent is not None and len(sent["rows"]) > 1
+    sent["rows"] = [[1.01 * seconds for seconds in one] for one in sent["rows"]]
+    with pytest.raises(AssertionError, match="what crosses takes"):
+        check_pipeline(plan)
+
+
 def test_a_stage_that_sends_one_tensor_to_several_is_blended_with_the_others() -> None:
     """Alone it has one stage behind it, and sends the tensor once."""
     torch.manual_seed(0)

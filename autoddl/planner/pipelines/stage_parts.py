@@ -98,7 +98,7 @@ class StageParts(SolvedStages):
     """The stages of pipelines of so many stages and microbatches: what is known of them so far.
 
         _directions counts of blends, rounded, of which the least of single units is known
-        _joined     by counts, what was known of stages and what that says of longer ones
+        _joined     by counts and `apart`, what was known of stages and what that says of longer ones
         _taken      seconds of the plans of some units that are the least where seconds count so, by structure
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
@@ -109,7 +109,7 @@ class StageParts(SolvedStages):
     """
 
     _directions: dict[Weights, None] = field(default_factory=dict)
-    _joined: dict[Weights, tuple[Array, Array]] = field(default_factory=dict)
+    _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
     _taken: dict[str, dict[Weights, StageSeconds]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
@@ -210,9 +210,9 @@ class StageParts(SolvedStages):
         if weights in SINGLES:
             most = np.maximum(most, sum(self.least(one) for one in self.pieces))
         apart = self._joins(weights)
-        if weights not in self._joined or not np.array_equal(self._joined[weights][0], most):
-            self._joined[weights] = most, joined(most, apart, self.shared, floors)
-        return self._joined[weights][1]
+        if (weights, apart) not in self._joined or not np.array_equal(self._joined[weights, apart][0], most):
+            self._joined[weights, apart] = most, joined(most, apart, self.shared, floors)
+        return self._joined[weights, apart][1]
 
     def _joins(self, weights: Weights) -> float:
         """Seconds counted so by which a stage may take less than two that it is made of; infinite if not known."""
