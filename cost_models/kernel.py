@@ -62,7 +62,7 @@ WRITTEN = ((4, 0.28), (16, 0.67))
 """(bytes, fraction of their rate that tensor cores reach): the first of which a row's bytes are no multiple counts. The
 row is of the contracted dim, or of the columns that are written. Others reach all. Measured in float16 on an A100
 (EleutherAI/cookbook, sizing/results: vocab_v_sweep.out, vocab_h_sweep.out, mm/ksweep_low/a100.out; Anthony et al.
-2024)."""
+2024), and assumed of other dtypes and devices: a V100 lost less there."""
 BLOCK = 128
 """Queries and keys of a block of fused attention (Dao 2023, "FlashAttention-2", section 3.3)."""
 LEAST = 64

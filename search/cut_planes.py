@@ -349,7 +349,7 @@ class CutPlanes:
         new = (q for q in range(known, len(self.paths)) if q not in (number, weighed) and not self.paths[q].path)
         return value + fixed, [((q, 1.0), *paid) for q in (number, *new, weighed)], cut
 
-    def sent_at(self, cuts: NDArray[np.intp]) -> Array:
+    def sent_more(self, cuts: NDArray[np.intp]) -> Array:
         """[boundary, cut] the seconds that a transfer takes at least, above the least of any place."""
         if self.places is None:
             return np.zeros((len(self.problem.transfers), len(cuts)))
@@ -381,14 +381,14 @@ class CutPlanes:
 
     def look_near(self, cut: tuple[int, ...], most: int) -> None:
         """Evaluates a cut, or one near it whose stages end where they may, and goes on from there; see `improve`."""
-        if self.problem.ends is not None and not self.problem.holds(cut):
+        if self.problem.ends is not None and not self.problem.allows(cut):
             marks, at = np.flatnonzero(self.problem.ends), [0]
             for left, n in enumerate(np.cumsum(cut)[:-1], start=1):
                 own = marks[len(at):len(marks) - (len(cut) - left)]
                 own = own[own > at[-1]]
                 at.append(int(own[np.abs(own - n).argmin()]) if len(own) else at[-1])
             cut = tuple(np.diff([*at, self.problem.blocks]).tolist())
-            if not self.problem.holds(cut) or not self.possible[np.arange(len(cut)), cut].all():
+            if not self.problem.allows(cut) or not self.possible[np.arange(len(cut)), cut].all():
                 return
         self.evaluate(cut)
         if most:
@@ -396,7 +396,7 @@ class CutPlanes:
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best; none that ends inside a unit."""
-        if not self.problem.holds(cut):
+        if not self.problem.allows(cut):
             return
         if cut not in self.traced:
             self.traced[cut], path = self.trace(cut)
@@ -446,7 +446,7 @@ class CutPlanes:
         rows, tables, fixed, sent = self.all
         chosen = np.asarray(cuts)
         total = np.repeat(fixed[:, None], len(chosen), axis=1)
-        total += sent @ self.sent_at(chosen)
+        total += sent @ self.sent_more(chosen)
         for stage in range(chosen.shape[1]):
             total += tables[:, stage, chosen[:, stage]]
         found = np.full((len(self.paths), len(chosen)), -np.inf)

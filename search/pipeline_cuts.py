@@ -398,7 +398,7 @@ class _Tree:
         for one in node.limits:
             cuts = cuts[one.sign * (cuts[:, list(one.stages)].sum(axis=1) - one.blocks) <= 0]
         values, known, blended, left = search.at(cuts).max(axis=0), len(search.paths), 0, OTHERS
-        sent = search.sent_at(cuts)
+        sent = search.sent_more(cuts)
         values = np.maximum(values, [search.listed.get(cut, 0.0) for cut in map(tuple, cuts.tolist())])
         while len(cuts):
             at = int(values.argmin())

@@ -1,14 +1,14 @@
 """Defines the search for the best cut of a chain of blocks into stages: question, paths, answer and proof.
 
-A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. Where units have several blocks, stages end at those of
-units alone. The seconds of a cut are the makespan of its pipeline,
-which is nowhere below any path of the schedule's task graph (`cost_models.timelines.pipeline_bounds`):
+A cut gives stage s of a pipeline n[s] >= 1 blocks, L together. Where units have several blocks, stages end with units
+alone. The seconds of a cut are the makespan of its pipeline, which is nowhere below any path of the schedule's task
+graph (`cost_models.timelines.pipeline_bounds`):
 
     seconds(n) >= path(n) = sum over s of c[s] . seconds[s, n[s]] + sum over boundaries of d[b] transfer[b]
 
 What crosses a boundary may depend on where it lies: on the blocks of all stages before it. It grows with those of the
-stage behind it. In a set of cuts the first lie between two numbers. Each transfer is at least the least of those
-between, into a stage of as few blocks as it may have.
+stage behind it. In a set of cuts these are known where each stage is a group, in their order. Else the first lie
+between two numbers. Then a transfer is at least the least of those between, into a stage of as few blocks as may be.
 
 A *mixture* of paths, with weights >= 0 and sum 1, bounds the seconds too. It is a sum of one term per stage. So its
 least over all cuts takes one dynamic program over (stage, blocks left), and so does its least with a given option.
@@ -171,7 +171,7 @@ class CutProblem:
     sent: Array | None = None
     ends: NDArray[np.bool_] | None = None
 
-    def holds(self, cut: Sequence[int]) -> bool:
+    def allows(self, cut: Sequence[int]) -> bool:
         """Whether stages may end where those of a cut do."""
         return self.ends is None or all(self.ends[n] for n in accumulate(cut))
 

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from autoddl.core.cost_table import Array
@@ -45,7 +46,6 @@ def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | N
             "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
             "listed": [asdict(one) for one in problem.listed],
             "sent": None if problem.sent is None else _alike(problem.sent),
-            "ends": None if problem.ends is None else np.flatnonzero(problem.ends).tolist(),
             "proof": _PROOF.dump_python(proof, mode="json")}
 
 
@@ -53,6 +53,12 @@ def _alike(sent: Array) -> dict[str, Any]:
     """The rows of transfers, each once, and the number of that of each boundary and place."""
     rows, at = np.unique(sent.reshape(-1, sent.shape[2]), axis=0, return_inverse=True)
     return {"rows": rows.tolist(), "at": at.reshape(sent.shape[:2]).tolist()}
+
+
+def _ends(places: Sequence[int | None]) -> NDArray[np.bool_] | None:
+    """[blocks]: whether a stage may end behind so many, by the places of cuts; None where it may behind all."""
+    found = np.array([True, *(place is not None for place in places), True])
+    return None if found.all() else found
 
 
 def _priced(tree: Mapping[str, Any], values: Array) -> PricedStages:
@@ -77,7 +83,7 @@ def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
                              tuple((tuple(weights), array(values)) for weights, values in tree.get("directions", ())),
                              _LISTED.validate_python(tree.get("listed", ())),
                              None if tree.get("sent") is None else array(tree["sent"]["rows"])[tree["sent"]["at"]],
-                             None if tree.get("ends") is None else np.isin(np.arange(known.shape[1] + 1), tree["ends"]))
+                             _ends(tree["places"]))
         return problem, _PROOF.validate_python(tree["proof"])
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None

@@ -35,6 +35,7 @@ from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import crossing
 from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.planner.pipelines.cut_places import places_of
 from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
 from autoddl.pricing.floors import floor_sums
@@ -93,8 +94,10 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
         problem, proof = proof_from_json(row["proof"])
         if row["microbatches"] == plan.microbatches:
             marks, sizes = row["proof"]["places"], tuple(row.get("sizes", ()))
+            asked = plan.source.get("asked", {})
+            _check_places(graph, marks, asked.get("cut", ()))
             _check_floors(graph, cluster, problem, marks, sizes)
-            _check_transfers(graph, cluster, problem, marks, sizes, plan.source.get("asked", {}).get("compress", ()))
+            _check_transfers(graph, cluster, problem, marks, sizes, asked.get("compress", ()))
         assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
             f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
         check_pipeline_bound(problem, proof, row["bound"])
@@ -102,6 +105,12 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
     assert plan.bound <= bound * (1 + SAME), f"the plan claims a bound of {plan.bound} s, its proofs give {bound} s"
     return ProvedPipeline(plan.predicted.seconds, min(bound, plan.predicted.seconds), plan.bound, len(rows) - without,
                           paths, without)
+
+
+def _check_places(graph: Graph, marks: Sequence[int | None], cuts: Sequence[str]) -> None:
+    """Asserts that stages may end at every place where the graph may be cut: no cut is left out."""
+    places = [place for place in marks if place is not None]
+    assert places == list(places_of(graph, cuts)), "a proof is of other places at which the graph may be cut"
 
 
 def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Sequence[int | None],

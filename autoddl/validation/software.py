@@ -14,9 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autoddl.core.names import near_names
-from autoddl.cost_models import load_device
 from autoddl.cost_models.software import SOFTWARE, Software
-from autoddl.validation.clusters import system_of
+from autoddl.validation.clusters import cluster_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.run_parts import narrow_dtype
 from autoddl.validation.runs import Run
@@ -88,8 +87,7 @@ def _listed(framework: str) -> str:
 
 def _multiplies_float8(run: Run) -> bool:
     """Whether the device of a run lists a rate of products in float8."""
-    return not run.cluster and any(
-        dtype.startswith("float8") for dtype, _ in load_device(system_of(run.device).file).peaks)
+    return any(dtype.startswith("float8") for dtype, _ in cluster_of(run).device.peaks)
 
 
 def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:

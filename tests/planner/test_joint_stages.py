@@ -274,6 +274,10 @@ def test_a_transfer_that_takes_longer_than_what_crosses_there_is_rejected() -> N
     sent["rows"] = [[1.01 * seconds for seconds in one] for one in sent["rows"]]
     with pytest.raises(AssertionError, match="what crosses takes"):
         check_pipeline(plan)
+    places = row["proof"]["places"]
+    places[next(k for k, place in enumerate(places) if place is not None)] = None
+    with pytest.raises(AssertionError, match="other places"):
+        check_pipeline(plan)
 
 
 def test_a_stage_that_sends_one_tensor_to_several_is_blended_with_the_others() -> None:

@@ -233,7 +233,7 @@ def test_what_several_units_read_is_reduced_once_by_a_stage_that_has_them(of_inp
                    budget=float("inf"))
     places = places_of(task.variant(4).original, ())
     parts = StageParts(task, 2, 2, 4, places, ONE_PIPE, splits=splits)
-    assert parts._read_apart and parts.split_depends_on_cut == (splits and not of_input)
+    assert parts._read_by_several and parts.split_depends_on_cut == (splits and not of_input)
     apart = ((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), (4.0, 4.0, 1.0, 0.0, 0.0, 0.0), (4.0, 1.0, 4.0, 0.0, 0.0, 0.0))
     for weights in (parts.repeated, *PASSES, *apart * splits):
         for k in range(parts.units):
@@ -493,7 +493,7 @@ def test_plans_of_units_are_the_fastest_where_seconds_count_as_they_were_searche
     for counts in every:
         parts.find_units(0.0, 3.0, counts)
         assert not parts.find_units(0.0, 3.0, counts)
-    for one, unit in zip(parts.found_units(0.0, 3.0), (0, *parts.common), strict=True):
+    for one, unit in zip(parts.found_units(0.0, 3.0), (0, *parts.common_units), strict=True):
         assert one.times == (2.0 if unit else 1.0)
         for counts in every:
             taken = float((one.terms[:, :6] @ np.array(counts)).min())

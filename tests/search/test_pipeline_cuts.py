@@ -78,7 +78,7 @@ def cuts_of(problem: CutProblem) -> list[tuple[int, ...]]:
     stages, blocks = problem.schedule.stages, problem.blocks
     ends = ((0, *inner, blocks) for inner in combinations(range(1, blocks), stages - 1))
     cuts = (tuple(b - a for a, b in pairwise(at)) for at in ends)
-    return [cut for cut in cuts if problem.holds(cut) and np.isfinite([
+    return [cut for cut in cuts if problem.allows(cut) and np.isfinite([
         problem.seconds[s, n - 1] for s, n in enumerate(cut)]).all()]
 
 
@@ -539,7 +539,7 @@ def test_long_chains_whose_stages_end_at_few_places_are_proved(name: str, blends
     ends[[0, 48]] = True
     problem = replace(problem, ends=ends, sent=np.array(problem.transfers)[:, None, None] + 0.1 * (before & behind))
     found = solve(problem, tolerance=1e-3, effort=30, blends=blends)
-    assert problem.holds(found.cut) and found.seconds == pytest.approx(seconds_of(problem, found.cut))
+    assert problem.allows(found.cut) and found.seconds == pytest.approx(seconds_of(problem, found.cut))
     assert 0.9 * found.seconds <= found.bound <= found.seconds
     check_pipeline_bound(problem, found.proof, found.bound)
 

@@ -72,7 +72,7 @@ TOGETHER = 3
 FIRST = 3
 """Cuts of a candidate whose plans are found roughly at most, until there is one."""
 
-PLACES = 4
+ELSEWHERE = 4
 """Times that stages are sought where least is known of them, at most, for one cut."""
 
 STARVED = "no stage has a plan that fits the budget with its microbatches in flight"
@@ -355,7 +355,7 @@ class CutSearch:
             return False
         cut, new = self.part.cut_of(answer.weakest), False
         with suppress(OutOfTime):
-            for places in dict.fromkeys((self.part.places_of(answer.mean) or cut, cut)):
+            for places in dict.fromkeys((self.part.fractional_cut(answer.mean) or cut, cut)):
                 blend = self._blend_of_units(places) or answer.blend
                 for s, counts in enumerate(blend.stages):
                     new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * IMPLIED) or new
@@ -453,9 +453,10 @@ class CutSearch:
         Where units differ, the stages of a cut are not those of its numbers of blocks that may take least.
         """
         news = False
-        for _ in range(PLACES if len(self.part.common) > 1 else 0):
-            wholes = [self.part.on(s).wholes({flight})[flight] for s, flight in enumerate(self.flights)]
-            stages = [(self.part.least_place(s, n, wholes[s]), self.flights[s]) for s, n in enumerate(sizes)]
+        for _ in range(ELSEWHERE if len(self.part.common_units) > 1 else 0):
+            wholes = {one: one.wholes(set(self.flights)) for one in self.part.every}
+            stages = [(self.part.least_place(s, n, wholes[self.part.on(s)][flight]), flight)
+                      for s, (n, flight) in enumerate(zip(sizes, self.flights, strict=True))]
             new = [self._known(one, stages) for one in (StageParts.bound, StageParts.sharpen)]
             if self.is_closed or not any(new):
                 break

@@ -406,9 +406,9 @@ class StageParts(SolvedStages):
 
         First that is M, by one search of each. All else is `closer`, and takes several.
         """
-        for at in self.common if self.apart < inf else ():
+        for at in self.common_units if self.apart < inf else ():
             self._search_least(*self.joining(at, at + 1), self.repeated)
-            if len(self.common) > 1:
+            if len(self.common_units) > 1:
                 self._search_least(*self.joining(at, at + 1), self.whole)
             if closer:
                 self.bound(at, at + 1, ONE)
@@ -437,7 +437,7 @@ class StageParts(SolvedStages):
         `close` is not searched. Returns whether any was.
         """
         most = max(counts[:6])
-        if most <= 0 or self.apart == inf or not self.common:
+        if most <= 0 or self.apart == inf or not self.common_units:
             return False
         weights = self.rounded(counts, most)
         if weights not in self._directions and len(self.directions) >= MOST_DIRECTIONS:
@@ -449,9 +449,9 @@ class StageParts(SolvedStages):
 
     def _rows(self, s: int, cut: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Yields the rows of units that tell of stages like stage s of a cut: from one place to another."""
-        yield from ((at, at + 1) for at in self.common)
+        yield from ((at, at + 1) for at in self.common_units)
         ends = list(pairwise((0, *cut, self.units)))
-        if len(self.common) == 1:
+        if len(self.common_units) == 1:
             yield self._common_row(min((b - a for a, b in ends[1:-1]), default=2) - 1)
         elif 0 < s < self.stages - 1:
             yield ends[s][0], max(ends[s][0] + 1, ends[s][1] - 1)
@@ -463,7 +463,7 @@ class StageParts(SolvedStages):
 
     def _common_row(self, units: int) -> tuple[int, int]:
         """The first of some units in a row of the only common kind, or of as many as there are; at least one."""
-        at, end = self.common[0], self.common[0] + 1
+        at, end = self.common_units[0], self.common_units[0] + 1
         while end - at < units and end < self.units - 1 and self._first_alike[end] == at:
             end += 1
         return at, end
@@ -483,8 +483,8 @@ class StageParts(SolvedStages):
 
         Where a unit's kind is not common, that is the least which it may take. There are none where units do not tell.
         """
-        times = self._told_within(begin, end)
-        if not self.common or self.apart == inf:
+        times = self._units_within(begin, end)
+        if not self.common_units or self.apart == inf:
             return ()
         rows = [(often, self._seconds_of(unit)) for unit, often in times.items()]
         return tuple(FoundPlans(often, one, np.zeros(0)) for often, one in rows) if all(len(one) for _, one in rows
@@ -497,10 +497,10 @@ class StageParts(SolvedStages):
         if most <= 0:
             return False
         weights = self.rounded(counts, most, ROUGHLY)
-        return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in self._told_within(begin, end)
-                         if unit in self._tellers]))
+        return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in self._units_within(begin, end)
+                         if unit in self._searched_units]))
 
-    def _told_within(self, begin: float, end: float) -> Mapping[int, float]:
+    def _units_within(self, begin: float, end: float) -> Mapping[int, float]:
         """How many units there are between two places like each of those that tell of them."""
         found = dict[int, float]()
         for unit in range(floor(begin), min(ceil(end), self.units)):
@@ -509,13 +509,13 @@ class StageParts(SolvedStages):
         return found
 
     @property
-    def _tellers(self) -> tuple[int, ...]:
+    def _searched_units(self) -> tuple[int, ...]:
         """The units that are searched alone: the first of each common kind, and those at the ends."""
-        return (0, *self.common, self.units - 1)
+        return (0, *self.common_units, self.units - 1)
 
     def _seconds_of(self, unit: int) -> Array:
         """[plan, term]: the seconds of the plans that were found of a unit."""
-        if unit not in self._tellers:
+        if unit not in self._searched_units:
             return np.array([[*(float(one[unit, unit + 1]) for one in self.floor_passes()), *(0.0,) * 5]])
         key = self.joining(unit, unit + 1)[1]
         if not self._taken.get(key):

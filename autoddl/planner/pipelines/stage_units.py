@@ -67,7 +67,7 @@ KINDS = 6
 BLOCKS = 128
 """Blocks in which a chain of units that are not alike is measured, at most."""
 
-WELL = 0.01
+ROUNDED = 0.01
 """The part of a step by which blocks may measure units wrongly, in all."""
 
 
@@ -188,7 +188,7 @@ class StageUnits:
             return float(np.abs(found / found.sum() - seconds[1:-1] / seconds[1:-1].sum()).sum())
 
         every = range(min(self.units, BLOCKS), BLOCKS + 1)
-        blocks = next((one for one in every if error(one) <= WELL), min(every, key=error))
+        blocks = next((one for one in every if error(one) <= ROUNDED), min(every, key=error))
         return tuple(measured(blocks).astype(int).tolist())
 
     def _known_alone(self, unit: int) -> float:
@@ -217,7 +217,7 @@ class StageUnits:
             least = found[-1] + 1
         return tuple(found)
 
-    def places_of(self, sizes: Sequence[float]) -> tuple[float, ...]:
+    def fractional_cut(self, sizes: Sequence[float]) -> tuple[float, ...]:
         """The places at which stages but the first begin, by the blocks of all stages; they may lie within units."""
         return tuple(np.interp(list(accumulate(sizes[:-1])), self.ends, range(self.units + 1)).tolist())
 
@@ -283,7 +283,7 @@ class StageUnits:
         return tuple([known.setdefault(one, len(known)) for one in every])
 
     @cached_property
-    def common(self) -> tuple[int, ...]:
+    def common_units(self) -> tuple[int, ...]:
         """The first unit of each kind between the first unit and the last, of those with most of the work.
 
         Units of other kinds are known by their floors alone.
@@ -349,7 +349,7 @@ class StageUnits:
         key = self._like(a, b)
         if key not in self._within_longer:
             made = self.alone(a, b)[0]
-            graph = with_partial_ends(made.graph, self._read_apart)
+            graph = with_partial_ends(made.graph, self._read_by_several)
             if self._fused_ends is not None:
                 graph = with_fused_ends(graph, self._fused_ends)
             made = replace(made, graph=graph)
@@ -359,7 +359,7 @@ class StageUnits:
     @property
     def _joins_otherwise(self) -> bool:
         """Whether a stage may take less within longer ones."""
-        return self._fused_ends is not None or bool(self._read_apart)
+        return self._fused_ends is not None or bool(self._read_by_several)
 
     @property
     def _joining(self) -> Mapping[tuple[Any, ...], tuple[StageGraph, str]]:
@@ -377,7 +377,7 @@ class StageUnits:
         ends = self._fused_ends
         names = [self.graph.tensors[t].name for t in tensors]
         fused = tuple(name in some for name in names for some in (ends.given, ends.taken)) if ends else ()
-        return (*fused, *(name in self._read_apart for name in names))
+        return (*fused, *(name in self._read_by_several for name in names))
 
     def staged(self, name: str, cut: Sequence[int]) -> Staged:
         """The pipeline with a schedule that is cut at these places."""
@@ -415,7 +415,7 @@ class StageUnits:
         return frozenset(frozenset(read) for read in self._readers().values() if len(read) > 1 and not read <= ends)
 
     @cached_property
-    def _read_apart(self) -> frozenset[str]:
+    def _read_by_several(self) -> frozenset[str]:
         """The tensors that several units read, by name."""
         return frozenset(self.graph.tensors[t].name for t in self._crossed if len(self._reading.get(t, ())) > 1)
 
