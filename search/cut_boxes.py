@@ -2,11 +2,11 @@
 
 A box is a set of options for each group of stages (`core.pipeline_cuts`). A function of cuts is here a table w[s, n],
 the seconds of stage s with n blocks. It has counts d[b] too: so often the transfer over boundary b counts. A cut has L
-blocks in all. Let H[g, n] be the least sum of the groups from g on with n blocks left. Let P[g, n] be that of the
-groups before g with n blocks taken:
+blocks in all. Where the groups before g have n blocks, let P[g, n] be their least sum, and H[g, n] that of the others:
 
-    H[G, 0] = 0     H[g, n] = min over options o of g:  w(o) + H[g + 1, n - blocks(o)]
-    least with the option o of g  =  w(o) + min over n:  P[g, n] + H[g + 1, L - n - blocks(o)]
+    P[0, 0] = 0     P[g + 1, n] = min over options o of g:  w(o) + P[g, n - blocks(o)]
+    H[G, L] = 0         H[g, n] = min over options o of g:  w(o) + H[g + 1, n + blocks(o)]
+    least with the option o of g  =  w(o) + min over n:  P[g, n] + H[g + 1, n + blocks(o)]
 
 Where each stage is a group, the blocks before it are known. So w(o) has what the transfer before it takes there above
 the least of any place, and no stage ends inside a unit. Of other groups it has the least of all places that a boundary
@@ -136,40 +136,27 @@ def _by_total(box: Box, seconds: Sequence[Array]) -> list[dict[int, Array]]:
             for total, own in zip(box.totals, seconds, strict=True)]
 
 
-def _least_left(box: Box, least: Sequence[dict[int, Array]], counts: Array) -> list[Array]:
-    """H[g][function, blocks left] of the text above; `counts` are d[function, boundary]."""
-    blocks, row = box.blocks, box._in_a_row
-    found = [np.full((len(counts), blocks + 1), np.inf)]
-    found[0][:, 0] = 0.0
-    for g in reversed(range(len(least))):
-        new = np.full((len(counts), blocks + 1), np.inf)
-        for n, seconds in least[g].items():
-            sums = seconds[:, None] + found[-1][:, :blocks + 1 - n]
-            if row and g:
-                sums += counts[:, g - 1, None] * row.sent[g - 1, blocks - n::-1, n]
-            np.minimum(new[:, n:], sums, out=new[:, n:])
-        if row:
-            new[:, ~row.ends[::-1]] = np.inf
-        found.append(new)
-    return found[::-1]
+def _sent(box: Box, g: int, n: int, counts: Array) -> Array | float:
+    """[function, blocks before]: what the transfer before stage g takes more if it has n blocks; 0 if not in a row."""
+    row = box._in_a_row
+    return counts[:, g - 1, None] * row.sent[g - 1, :box.blocks + 1 - n, n] if row and g else 0.0
 
 
-def _least_taken(box: Box, least: Sequence[dict[int, Array]], counts: Array) -> list[Array]:
-    """P[g][function, blocks taken] of the text above."""
-    blocks, row = box.blocks, box._in_a_row
-    found = [np.full((len(counts), blocks + 1), np.inf)]
-    found[0][:, 0] = 0.0
-    for g, own in enumerate(least):
-        new = np.full((len(counts), blocks + 1), np.inf)
+def _least_sums(box: Box, least: Sequence[dict[int, Array]], counts: Array, behind: bool) -> list[Array]:
+    """P[g][function, blocks before], or H[g] if `behind`, of the text above; `counts` are d[function, boundary]."""
+    end, row = box.blocks + 1, box._in_a_row
+    found = [np.full((len(counts), end), np.inf)]
+    found[0][:, -1 if behind else 0] = 0.0
+    for g, own in reversed([*enumerate(least)]) if behind else enumerate(least):
+        new = np.full((len(counts), end), np.inf)
         for n, seconds in own.items():
-            sums = seconds[:, None] + found[-1][:, :blocks + 1 - n]
-            if row and g:
-                sums += counts[:, g - 1, None] * row.sent[g - 1, :blocks + 1 - n, n]
-            np.minimum(new[:, n:], sums, out=new[:, n:])
+            before, after = slice(0, end - n), slice(n, end)
+            to, of = (before, after) if behind else (after, before)
+            np.minimum(new[:, to], seconds[:, None] + _sent(box, g, n, counts) + found[-1][:, of], out=new[:, to])
         if row:
             new[:, ~row.ends] = np.inf
         found.append(new)
-    return found
+    return found[::-1] if behind else found
 
 
 def least_with_options(box: Box, functions: Array, counts: Array) -> list[Array]:
@@ -177,17 +164,15 @@ def least_with_options(box: Box, functions: Array, counts: Array) -> list[Array]
 
     `functions` are [function, stage, blocks], `counts` how often each counts a transfer, [function, boundary].
     """
-    seconds, blocks, row = _option_seconds(box, functions), box.blocks, box._in_a_row
+    seconds = _option_seconds(box, functions)
     least = _by_total(box, seconds)
-    left, taken = _least_left(box, least, counts), _least_taken(box, least, counts)
-    found, more = [], 0.0 if row or box.places is None else (counts @ box.sent_more)[:, None]
+    before, behind = (_least_sums(box, least, counts, way) for way in (False, True))
+    found, more = [], (counts @ _sent_anywhere(box))[:, None]
     for g, (total, own) in enumerate(zip(box.totals, seconds, strict=True)):
-        rest = np.full((len(functions), blocks + 1), np.inf)
+        rest = np.full((len(functions), box.blocks + 1), np.inf)
         for n in least[g]:
-            sums = taken[g][:, :blocks - n + 1] + left[g + 1][:, blocks - n::-1]
-            if row and g:
-                sums += counts[:, g - 1, None] * row.sent[g - 1, :blocks + 1 - n, n]
-            rest[:, n] = sums.min(axis=1)
+            rest[:, n] = (before[g][:, :box.blocks + 1 - n] + _sent(box, g, n, counts) + behind[g + 1][:, n:]
+                          ).min(axis=1)
         found.append(own + more + rest[:, total])
     return found
 
@@ -198,18 +183,23 @@ def least_cut(box: Box, function: Array, counts: Array) -> tuple[float, tuple[in
     It is infinite where stages would end inside units.
     """
     seconds, row = _option_seconds(box, function[None]), box._in_a_row
-    left = _least_left(box, _by_total(box, seconds), counts[None])
-    cut, n = [0] * sum(map(len, box.groups)), box.blocks
+    behind = _least_sums(box, _by_total(box, seconds), counts[None], behind=True)
+    cut, taken = [0] * sum(map(len, box.groups)), 0
     for g, total in enumerate(box.totals):
-        values = np.where(total <= n, seconds[g][0] + left[g + 1][0, np.maximum(n - total, 0)], np.inf)
+        reached = np.minimum(taken + total, box.blocks)
+        values = np.where(taken + total <= box.blocks, seconds[g][0] + behind[g + 1][0, reached], np.inf)
         if row and g:
-            values = values + counts[g - 1] * row.sent[g - 1, box.blocks - n, total]
+            values += counts[g - 1] * row.sent[g - 1, taken, total]
         best = int(values.argmin())
         for stage, blocks in zip(box.groups[g], box.options[g][best], strict=True):
             cut[stage] = int(blocks)
-        n -= int(total[best])
-    more = 0.0 if row or box.places is None else float(counts @ box.sent_more)
-    return float(left[0][0, box.blocks]) + more, tuple(cut)
+        taken += int(total[best])
+    return float(behind[0][0, 0]) + float(counts @ _sent_anywhere(box)), tuple(cut)
+
+
+def _sent_anywhere(box: Box) -> Array:
+    """For each boundary, what a transfer takes more wherever it lies in a box, where its place is not known."""
+    return box.sent_more if box._in_a_row is None else np.zeros(len(box.groups) - 1)
 
 
 def _ways(box: Box) -> list[Array]:
