@@ -45,6 +45,7 @@ __all__ = [
     "counted",
     "is_per_block",
     "leveled_blocks",
+    "member_of",
     "named_blocks",
     "policy_blocks",
     "policy_of_part",
@@ -82,7 +83,7 @@ def blocks_of(graph: Graph) -> tuple[Block, ...]:
     """The blocks of a graph with hubs, in order. Parts of a model that run interleaved are none."""
     places: dict[str, list[int]] = {}
     for i, op in enumerate(graph.ops):
-        if name := _member(op.module):
+        if name := member_of(op.module):
             places.setdefault(name, []).append(i)
     found = [Block(name, at[0], at[-1] + 1) for name, at in places.items()
              if sum(graph.ops[i].target != HUB for i in at) >= _LEAST_OPS]
@@ -90,7 +91,7 @@ def blocks_of(graph: Graph) -> tuple[Block, ...]:
         other is not one and other.start < one.end and one.start < other.end for other in found))
 
 
-def _member(module: str) -> str:
+def member_of(module: str) -> str:
     """The outermost member of a list of modules that `module` is in, or "": `h.3` for `h.3.attn.c_proj`."""
     parts = module.split(".")
     at = next((k for k, part in enumerate(parts) if part.isdigit()), None)
@@ -113,7 +114,7 @@ def _parse(text: str) -> _Policy:
         none, whole, kind, number, level = found.groups()
         return _Policy("named", 0, FULL) if none else _Policy(kind or "every", int(number or 1), whole or level or FULL)
     entries = tuple(map(_entry, text.split("+")))
-    if any(level not in _LEVELS or not name or _member(name) != name for name, level in entries):
+    if any(level not in _LEVELS or not name or member_of(name) != name for name, level in entries):
         raise InputError(f"there is no recomputation {text!r}; there are none, full, selective, light, search, every-K "
                          "and first-N, like 'every-2' or 'first-8:selective', and names, like 'h.0+h.2:selective'")
     return _Policy("named", 0, FULL, entries)

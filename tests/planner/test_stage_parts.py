@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import combinations, pairwise, product
 from math import inf
 
+import branching
 import numpy as np
 import pytest
 import torch
@@ -13,12 +14,15 @@ from every_pipeline import Chain
 from sampling import parametrize_or_slow
 from torch import Tensor, nn
 
+import autoddl
+from autoddl.capture.sample import Sample
 from autoddl.core.errors import Infeasible
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, B, Layout, Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.stages import StageGraph
 from autoddl.cost_models import load_cluster
+from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.operators.fusion import as_compiled
 from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.alike_units import structure
@@ -388,6 +392,37 @@ def test_a_policy_of_named_blocks_says_of_a_stage_what_it_asks_of_its_blocks() -
     assert known.planned(known._cut(2, 3), ONE).recompute == (names[1],)
     assert known.planned(known._cut(1, 2), ONE).recompute == (names[0],)
     assert known.planned(known._cut(3, 4), ONE).recompute == ()
+
+
+class Hourglass(nn.Module):
+    """Equal blocks, of which the middle one is in no list of modules: no policy runs it again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.up = (nn.ModuleList(branching.Block() for _ in range(2)) for _ in range(2))
+        self.middle, self.out = branching.Block(), nn.Linear(branching.WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in (*self.down, self.middle, *self.up):
+            x = block(x)
+        loss: Tensor = self.out(x).square().mean()
+        return loss
+
+
+@pytest.mark.parametrize("recompute", ["full", "down.1+up.0"])
+def test_what_is_known_of_a_block_says_nothing_of_an_equal_one_outside_the_lists(recompute: str) -> None:
+    model, sample = Hourglass(), Sample((torch.randn(8, 8, branching.WIDTH),))
+    options = PlanOptions(microbatches=(4,), max_axes=1, workers=1, recompute=(recompute,), stages=(2, 4))
+    task = task_of(model, TWO_BY_TWO, sample, options, "hourglass", None)
+    parts = StageParts(task, 2, 2, 4, places_of(task.variant(4).original, ()), ONE_PIPE)
+    middle = next(k for k in range(parts.units) if "middle.up" in {op.module for op in parts._cut(k, k + 1).graph.ops})
+    for unit in (middle - 1, middle, middle + 1):
+        parts.bound(unit, unit + 1, ONE)
+    least = parts.wholes([ONE])[ONE]
+    assert least[middle - 1, middle] > 1.1 * least[middle, middle + 1], "forward runs once more"
+    assert [parts.planned(parts._cut(k, k + 1), ONE).recompute for k in (middle, middle + 1)] == [(), ("up.0",)]
+    check_pipeline(autoddl.plan(model, "examples/clusters/rehearsal-4x1-400.yaml", sample.args, stages=(4,),
+                                microbatches=(4,), max_axes=1, workers=1, recompute=recompute))
 
 
 class Masked(nn.Module):

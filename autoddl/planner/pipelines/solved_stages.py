@@ -16,7 +16,7 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
 from autoddl.core.plan import Plan
 from autoddl.core.problem import Solution
-from autoddl.core.recompute import SEARCH, blocks_of, renamed_policy
+from autoddl.core.recompute import NO_RECOMPUTE, SEARCH, blocks_of, renamed_policy
 from autoddl.core.stages import RECEIVE, SEND, StageGraph
 from autoddl.planner.assemble import assemble, assemble_choice
 from autoddl.planner.candidates import Candidate, chosen, space_of
@@ -346,5 +346,7 @@ def _between(more: Sequence[int], less: Sequence[int], blocks: int) -> Iterator[
 
 def policy_in(graph: StageGraph, source: StageGraph, policy: str) -> str:
     """The recomputation of stage `source` in the names of the blocks of `graph`, which is like it."""
+    if policy == NO_RECOMPUTE:
+        return policy
     theirs, own = ([block.name for block in blocks_of(add_hubs(one.graph))] for one in (source, graph))
     return renamed_policy(policy, dict(zip(theirs, own, strict=True)))

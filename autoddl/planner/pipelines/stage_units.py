@@ -31,6 +31,7 @@ from autoddl.core.recompute import (
     SEARCH,
     blocks_of,
     is_per_block,
+    member_of,
     named_blocks,
     policy_of_part,
     renamed_policy,
@@ -275,12 +276,25 @@ class StageUnits:
     def _kinds(self) -> tuple[int, ...]:
         """For every unit a number, equal for units of which the same is asked whose ops are alike in all but names."""
         ops, known, again = self._ops, dict[Any, int](), computed_again(self.graph, self._ops)
-        sent = [(), *(tuple(sorted(one)) for one in self._crossing), ()]
+        sent, members = [(), *(tuple(sorted(one)) for one in self._crossing), ()], self._members()
         every = [(signature(self.graph, ops, first, end, sent[first], sent[end if end < len(ops) else -1], again),
                   self._asked(self._cut(k, k + 1)) if self._asks else (), self._shared_over(sent[first]),
-                  self._shared_over(sent[end if end < len(ops) else -1]))
+                  self._shared_over(sent[end if end < len(ops) else -1]), members[k])
                  for k, (first, end) in enumerate(pairwise(self._ends))]
         return tuple([known.setdefault(one, len(known)) for one in every])
+
+    def _members(self) -> tuple[tuple[tuple[int, int] | None, ...], ...]:
+        """By unit, for each of its ops: how many units before it its block began, and which of that unit's it is.
+
+        Nothing where no block runs again. An op outside every list of modules has None.
+        """
+        begun, found = dict[str, tuple[int, int]](), []
+        for unit, (first, end) in enumerate(pairwise(self._ends)):
+            names = [member_of(op.module) for op in self._ops[first:end]] if self._recomputes else []
+            for number, name in enumerate(dict.fromkeys(names)):
+                begun.setdefault(name, (unit, number))
+            found.append(tuple((unit - begun[name][0], begun[name][1]) if name else None for name in names))
+        return tuple(found)
 
     @cached_property
     def common_units(self) -> tuple[int, ...]:
@@ -315,8 +329,18 @@ class StageUnits:
                 *(renamed_policy(policy, numbers) for policy in policies))
 
     def _key(self, stage: StageGraph) -> str:
-        """A name of the structure of a stage and of what is asked of it: stages of one name are searched once."""
-        return "\n".join((structure(stage.graph), *(self._asked(stage) if self._asks else ())))
+        """A name of the structure of a stage and of what is asked of it: stages of one name are searched once.
+
+        Where blocks may run again, it has where they lie.
+        """
+        blocks = blocks_of(add_hubs(stage.graph)) if self._recomputes else ()
+        return "\n".join((structure(stage.graph), *(self._asked(stage) if self._asks else ()),
+                          *(f"{one.start}-{one.end}" for one in blocks)))
+
+    @property
+    def _recomputes(self) -> bool:
+        """Whether blocks may run again in backward."""
+        return set(self.task.options.recompute) != {NO_RECOMPUTE}
 
     def _like(self, a: int, b: int) -> tuple[Any, ...]:
         """A key that stages have in common which are alike."""
