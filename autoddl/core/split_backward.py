@@ -2,12 +2,13 @@
 
 B computes the gradients of what a stage received, W those of its weights. Tensors that depend on parameters alone are
 *weights*, such as a transposed parameter. An op *waits* if it reads a weight and something else. Its gradients of
-weights are computed in W, and go on from there to the parameters.
+weights are computed in W, and go on from there to the parameters. So does what comes back for a weight that is sent.
 """
 
 from collections.abc import Mapping
 
 from autoddl.core.graph import RECEIVE, Graph, Kind
+from autoddl.core.stages import SEND
 
 __all__ = ["waiting_inputs", "weights_of"]
 
@@ -26,7 +27,8 @@ def waiting_inputs(graph: Graph) -> Mapping[int, tuple[int, ...]]:
     flows, weights = graph.differentiable(), weights_of(graph)
     found = {}
     for i, op in enumerate(graph.ops):
-        late = tuple(k for k, t in enumerate(op.inputs) if t in flows and t in weights)
-        if late and not flows.isdisjoint(op.outputs) and weights.isdisjoint(op.outputs):
+        late = tuple(k for k, t in enumerate(op.inputs[:1] if op.target == SEND else op.inputs)
+                     if t in flows and t in weights)
+        if late and not flows.isdisjoint(op.outputs) and (op.target == SEND or weights.isdisjoint(op.outputs)):
             found[i] = late
     return found

@@ -3,6 +3,7 @@
     a product                    what it reads besides weights, and the gradients of its results
     any other op                 the gradients of its weights, which its backward computes with all others
     ... without other gradients  the gradients of its results: nothing of it runs in B
+    a message with a weight      the gradient that came back
 
 What several ops read is there once. All else that forward kept is gone after B (`runtime.weight_gradients`).
 """
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from autoddl.core.graph import Graph
 from autoddl.core.hubs import HUB
 from autoddl.core.split_backward import waiting_inputs
+from autoddl.core.stages import SEND
 from autoddl.operators.work import VIEWS, base, is_product
 
 __all__ = ["Kept", "kept_for_weights"]
@@ -38,7 +40,7 @@ def kept_for_weights(graph: Graph) -> Mapping[int, Kept]:
         if is_product(op):
             roots = [(k, _root(graph, writers, op.inputs[k])) for k in others]
             found[i] = Kept(tuple((k, root) for k, root in roots if root in writers), True)
-        elif any(op.inputs[k] in flows for k in others):
+        elif op.target == SEND or any(op.inputs[k] in flows for k in others):
             found[i] = Kept(tuple((k, None) for k in late), False)
         else:
             found[i] = Kept((), True)

@@ -215,13 +215,20 @@ class _Lowering:
         for i, op in enumerate(self.graph.ops):
             self.part, before = where.get(i), len(self.out.nodes)
             if op.target in (HUB, SEND):
-                self.env[op.outputs[0]] = self.value(op, 0)
+                self.env[op.outputs[0]] = self.handed_on(i, op)
             elif op.target != RECEIVE:
                 self.emit(i, op, nodes[op.name], wanted)
             if self.part is not None:
                 self.belong(self.part, op, before)
         for one in parts:
             self.cut_out(one)
+
+    def handed_on(self, i: int, op: Op) -> fx.Node:
+        """What a hub passes on, or a message; the gradient of a weight that is sent waits for W."""
+        node = self.value(op, 0)
+        if self.waiting is None or i not in self.late:
+            return node
+        return self.out.call_function(_named(self.waiting.call(_same, (0,), True), f"apart_{op.name}"), (node,))
 
     def belong(self, one: _Part, op: Op, before: int) -> None:
         """Adds the nodes behind the first `before` to a part: those of `op`, and calls that bring back its results."""
@@ -397,6 +404,10 @@ class _Lowering:
         placed = [self.device if name == "device" and value is not None else value
                   for name, value in zip(parameters(node.target), args, strict=False)]  # type: ignore[arg-type]
         return tuple(placed), kwargs | ({"device": self.device} if kwargs.get("device") is not None else {})
+
+
+def _same(x: Tensor) -> Tensor:
+    return x.view_as(x)
 
 
 def _named(function: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -7,6 +7,7 @@
     --wall SECONDS        begin no family after so many seconds; the same command goes on with the rest
     --verify SECONDS      verify plans that took at most so many processor seconds, too: on four ranks of this machine,
                           against one process, in float64
+    --stages N            plan N stages with two microbatches in all schedules below, and check the proof
     --print               print the table of a file alone
 
 Each family is planned on 2 x 2 slow devices with quick links, where it is worth splitting parameters. Lines have
@@ -37,11 +38,14 @@ from family_models import built, libraries
 import autoddl
 from autoddl.capture.capture import capture
 from autoddl.capture.factory import Factory
+from autoddl.capture.sample import as_sample, parted
 from autoddl.core.plan import Plan
 from autoddl.core.processes import die_with_parent
 from autoddl.cost_models import parse_cluster
+from autoddl.explain.pipeline_proof import check_pipeline
 from autoddl.launch.verify import verify
 
+SCHEDULES = ("1f1b", "zb-h1", "interleaved:2")
 LIMIT = 60
 """Processor seconds of a family."""
 BUILT = 15
@@ -70,7 +74,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
     raise OutOfTime("its processor seconds are used up")
 
 
-def tried(library: str, family: str, model: str, quick: float) -> Line:
+def tried(library: str, family: str, model: str, quick: float, stages: int) -> Line:
     """The line of one family, verified where its plan took at most `quick` processor seconds."""
     warnings.simplefilter("ignore")
     line: Line = {"library": library, "family": family, "model": model}
@@ -85,8 +89,12 @@ def tried(library: str, family: str, model: str, quick: float) -> Line:
     start, plan = time.process_time(), None
     signal.setitimer(signal.ITIMER_PROF, LIMIT)
     try:
-        plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"), workers=1)
+        staged: dict[str, Any] = {"stages": (stages,), "microbatches": (2,), "schedule": SCHEDULES,
+                                  "recompute": "search"}
+        plan = autoddl.plan(module, parse_cluster(CLUSTER, "slow-devices"), workers=1, **(staged if stages else {}))
         line |= _planned(plan)
+        if stages:
+            check_pipeline(plan)
     except (Exception, OutOfTime) as error:
         line |= {"result": "refused", "cause": _one_line(error)}
     finally:
@@ -110,9 +118,10 @@ def _verified(plan: Plan, module: Any, library: str, model: str) -> Line:
     """Whether four ranks agree with one process, and the larger of both errors; or why nobody knows.
 
     The ranks are forks of this process, so that a family is captured once more, and not by each of them."""
+    one = parted(as_sample(module.example_inputs()), plan.microbatches)
     factory = Factory(str(Path(__file__).with_name("family_models.py")), "built", {"library": library, "model": model})
     try:
-        found = verify(plan, factory, timeout=WAIT, captured=capture(module))
+        found = verify(plan, factory, timeout=WAIT, captured=capture(module, one))
     except Exception as error:
         return {"verified": _one_line(error)}
     return {"verified": found.passed, "error": max(found.loss_error, found.gradient_error),
@@ -132,7 +141,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:400]}"
 
 
-def lines(wanted: list[tuple[str, str, str]], wall: float, quick: float) -> Iterator[Line]:
+def lines(wanted: list[tuple[str, str, str]], wall: float, quick: float, stages: int) -> Iterator[Line]:
     """The line of every family, from one process that is replaced when it dies."""
     pool = _pool()
     end = time.monotonic() + wall
@@ -141,7 +150,7 @@ def lines(wanted: list[tuple[str, str, str]], wall: float, quick: float) -> Iter
             if time.monotonic() > end:
                 break
             try:
-                yield pool.submit(tried, *one, quick).result()
+                yield pool.submit(tried, *one, quick, stages).result()
             except BrokenProcessPool:
                 yield dict(zip(("library", "family", "model"), one, strict=True)) | {"result": "crashed"}
                 pool = _pool()
@@ -195,6 +204,7 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--wall", type=float, default=float("inf"))
     parser.add_argument("--verify", type=float, default=0.0)
+    parser.add_argument("--stages", type=int, default=0)
     parser.add_argument("--print", action="store_true")
     asked = parser.parse_args()
     known = [json.loads(text) for text in asked.table.read_text().splitlines()] if asked.table.exists() else []
@@ -205,7 +215,7 @@ def main() -> None:
         only = set(filter(None, asked.only.split(",")))
         wanted = [one for one in every if one[:2] not in done and (not only or one[1] in only)]
         with open(asked.table, "a") as file:
-            for line in lines(wanted, asked.wall, asked.verify):
+            for line in lines(wanted, asked.wall, asked.verify, asked.stages):
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 known.append(line)

@@ -137,7 +137,7 @@ def compare(name: str, plan: Plan) -> list[dict[str, Any]]:
 QUICK = [("gpt-2", 2, "1f1b", "one=1", 4), ("gpt-4", 4, "chimera:1", "one=1", 4),
          ("gpt-2 dropping", 2, "zb-h1", "one=1", 4),
          ("gpt-4", 3, "1f1b", "one=1 / one=1 / all=2", 4),
-         ("gpt-4", 4, "zb-v", "one=1", 3), ("chosen", 2, "chimera:1", "one=1", 2)]
+         ("gpt-4", 4, "zb-v", "one=1", 3), ("chosen", 2, "chimera:1", "one=1", 2), ("derived", 2, "zb-h1", "one=1", 2)]
 WIDE = [("llama", 2, "gpipe", "one=1", 2), ("gpt-2 dropping", 2, "1f1b", "one=1", 2),
         ("gpt2", 2, "1f1b", "all=2", 4), ("llama", 2, "gpipe", "all=2", 2), ("vit", 2, "1f1b", "all=2", 1),
         ("t5", 2, "1f1b", "all=2", 4), ("vgg_bn", 2, "1f1b", "all=2", 4), ("resnet", 2, "gpipe", "all=2", 2),

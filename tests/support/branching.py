@@ -8,6 +8,7 @@
     twins        two inputs go through the same blocks, and the rows of a microbatch are told apart by their products
     swapped      what blocks hand on is a transposed view, and a row that is repeated
     gated        gates are numbers that several blocks share; between them is nothing that learns
+    derived      every block adds a row that is made of a parameter alone
 """
 
 from collections.abc import Callable
@@ -110,8 +111,15 @@ def _gated(of: Branching, ids: Tensor) -> tuple[Tensor, Tensor]:
     return x, x.new_zeros(())
 
 
+def _derived(of: Branching, ids: Tensor) -> tuple[Tensor, Tensor]:
+    x, row = of.words(ids), torch.cos(of.narrow.weight.mean(0))
+    for block in of.blocks:
+        x = block(x + row) * row
+    return x, x.new_zeros(())
+
+
 WAYS: dict[str, Way] = {"thrice": _thrice, "auxiliary": _auxiliary, "chosen": _chosen, "dense": _dense, "twins": _twins,
-                        "swapped": _swapped, "gated": _gated, "frozen": _auxiliary}
+                        "swapped": _swapped, "gated": _gated, "frozen": _auxiliary, "derived": _derived}
 
 
 class Adapted(nn.Module):

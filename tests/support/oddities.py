@@ -149,3 +149,11 @@ def dead_without_gradient(h: Tensor) -> Tensor:
     with torch.no_grad():
         live = h.detach().abs() * 2
     return h * live
+
+
+@odd
+def windows_of_memory(h: Tensor) -> Tensor:
+    """As Longformer's chunks: windows that overlap, of rows that lie in memory by columns, and of a mask of ones."""
+    turned, mask = h.t().contiguous().t(), h.new_ones(8, 16)
+    windows = turned.as_strided((16, 3, 4), (8, 2, 1))
+    return windows * mask.as_strided((16, 3, 4), (8, 2, 1)) * torch.linspace(1.0, 2.0, 4, dtype=h.dtype)

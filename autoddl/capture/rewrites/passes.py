@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
@@ -46,6 +47,8 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
 
     In a `mixed` program a cast that changes nothing yet stays where autocast is disabled: casts to come may need it.
     """
+    strided = {node: order for node in operators(module) if node.target is aten.as_strided.default
+               and (order := _memory_order(node.args[0].meta["val"])) is not None}
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -71,7 +74,26 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
             _joined(node)
         elif name == "embedding.default" and call_arguments(node)["sparse"]:
             node.args, node.kwargs = tuple({**call_arguments(node), "sparse": False}.values()), {}
+    for node, order in strided.items():
+        _dense(node, order)
     module.recompile()
+
+
+def _memory_order(value: Tensor) -> list[int] | None:
+    """The dims of a tensor as they lie in memory, the outermost first; None where it does not fill a row of memory."""
+    order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+    return order if value.permute(order).is_contiguous() and value.storage_offset() == 0 else None
+
+
+def _dense(node: Node, order: list[int]) -> None:
+    """Copies what as_strided reads into a row, in this order of dims: it reads places of memory, rewrites keep values.
+    """
+    x: Node = node.args[0]  # type: ignore[assignment]
+    value = x.meta["val"].permute(order)
+    turned = x if order == sorted(order) else insert(node, aten.permute.default, (x, order), value)
+    copy = insert(node, aten.clone.default, (turned,), value.contiguous())
+    copy.kwargs = {"memory_format": torch.contiguous_format}
+    node.args = (copy, *node.args[1:])
 
 
 def _keeps_dtype(cast: Node) -> bool:
