@@ -241,6 +241,24 @@ def test_a_rank_with_room_has_no_price_and_a_full_one_that_which_says_most() -> 
             assert values[1] > max(values[0], values[2])
 
 
+@parametrize_or_slow("part_of_bytes", [0.6], [1.3])
+def test_the_blend_of_units_has_prices_where_ranks_are_full(part_of_bytes: float) -> None:
+    """Under them stages so counted take more than with next to none, and no less than mixtures of all plans found."""
+    part, staged = _pair(part_of_bytes)
+    search = CutSearch(part, "interleaved:2", lambda _: None)
+    search.advance()
+    search.prices += unit_prices(part, search.flights, search.paths, search.bound)
+    places = tuple(part.units * s // 4 for s in range(1, 4))
+    found = search._blend_of_units(places, inf)
+    assert found is not None and bool(found[1]) == (part_of_bytes < 1)
+    ends = list(pairwise((0, *places, part.units)))
+    for one in found[1]:
+        told = [rank_memory._taken(part, staged.flights, lambda flight: {flight}, ends, one.stages, one.weights,
+                                   one.price * times) for times in (1 / 64, 1.0)]
+        assert told[1] > 1.01 * told[0] > 0.0
+    assert search._learn_prices(found[1]) == bool(found[1]) and not search._learn_prices(found[1])
+
+
 def _tried(part: StageParts, share: int, stage: tuple[StageGraph, Flight]) -> Plan | None:
     """The plan of a stage under a share of the budget, if there is one."""
     try:

@@ -48,7 +48,7 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
     In a `mixed` program a cast that changes nothing yet stays where autocast is disabled: casts to come may need it.
     """
     strided = {node: order for node in operators(module) if node.target is aten.as_strided.default
-               and (order := _memory_order(node.args[0].meta["val"])) is not None}
+               and (order := _memory_order(call_arguments(node)["self"].meta["val"])) is not None}
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -81,7 +81,7 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
 
 def _memory_order(value: Tensor) -> list[int] | None:
     """The dims of a tensor as they lie in memory, the outermost first; None where it does not fill a row of memory."""
-    order = sorted(range(value.dim()), key=lambda dim: (-value.stride(dim), dim))
+    order = sorted(range(value.dim()), key=lambda dim: (-value.stride()[dim], dim))
     return order if value.permute(order).is_contiguous() and value.storage_offset() == 0 else None
 
 

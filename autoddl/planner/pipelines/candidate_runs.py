@@ -7,10 +7,10 @@ is over, no stage is searched any more, and no other box of cuts is looked into.
 of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
-closely goes to a process beside this one, until it is done. That of the least bound of those stays here, for it takes
-longest. Where no other is left, a better pipeline is sought there near the fastest, and then of its cut. The limit is
-that of each process, and of one that waits for another. All of them know the best seconds of any. What one learns of
-stages the others do not.
+closely, or else closer, goes to a process beside this one, until it is done. That of the least bound of those stays
+here, for it takes longest. Where no other is left, a better pipeline is sought there near the fastest, and then of its
+cut. The limit is that of each process, and of one that waits for another. All of them know the best seconds of any.
+What one learns of stages the others do not.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -156,11 +156,9 @@ def run_candidates(clock: Clock, processes: int = 1) -> None:
             better.receive(wait=False)
             if left := _left(clock, others):
                 free = 0 if clock.is_alone else processes - 1 - len(others) - better.is_sought
-                closely = sorted((one for one in left if one.answer is not None), key=lambda one: one.bound)[1:]
-                closely = [one for one in closely if one is not left[0] and not better.is_sought_of(one)]
-                if closely and free > 0:
-                    others[closely[0]] = stack.enter_context(
-                        beside(partial(_alone, closely[0], clock, clock.spent), None))
+                other = _other(left, better.is_sought_of) if free > 0 else None
+                if other is not None:
+                    others[other] = stack.enter_context(beside(partial(_alone, other, clock, clock.spent), None))
                 elif not (free > 0 and better.seek(others, stack)):
                     _advance(left, clock, climbs=not better.is_sought_of(left[0]))
             elif others:
@@ -247,6 +245,16 @@ def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
     _tell(clock)
     return sorted((one for one in clock.searches if not one.is_done and one not in others),
                   key=lambda one: one.bound * (1 + PATIENCE * one.rounds))
+
+
+def _other(left: Sequence[CutSearch], is_sought_of: Callable[[CutSearch], bool]) -> CutSearch | None:
+    """The candidate that is searched in another process next: of those that are bounded most closely the second least.
+    """
+    for known in ([one for one in left if one.answer is not None], [one for one in left if one.is_closer]):
+        for one in sorted(known, key=lambda one: one.bound)[1:]:
+            if one is not left[0] and not is_sought_of(one):
+                return one
+    return None
 
 
 def _advance(left: Sequence[CutSearch], clock: Clock, climbs: bool = True) -> None:

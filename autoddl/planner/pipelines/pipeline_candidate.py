@@ -6,7 +6,7 @@ it is below the best plan. The cut that is least under what is known is solved: 
 and the pipeline is simulated. Then more is known, and the bound rises:
 
     0  before any, units are searched under prices of their bytes, which rule out cuts that leave a rank too little
-       (`rank_memory.unit_prices`)
+       (`rank_memory.unit_prices`), and where seconds count as in the blend that says most of the plans of units
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
        where units differ, so are stages as long that lie where least is known of them
        where they do not fit their ranks so, a cut beside it whose stages do is solved first (`tried_cuts.roomier`)
@@ -43,7 +43,7 @@ from autoddl.cost_models.timelines.pipelines import ONCE
 from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
-from autoddl.planner.pipelines.rank_memory import blend_prices, rank_peak, rank_prices, unit_prices
+from autoddl.planner.pipelines.rank_memory import priced_ranks, rank_peak, rank_prices, shared_prices, unit_prices
 from autoddl.planner.pipelines.solved_stages import OutOfTime
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.tried_cuts import TriedCuts, roomier
@@ -69,6 +69,9 @@ CLIMBS = 6
 TOGETHER = 3
 """Cuts of a candidate whose stages are chosen together."""
 
+BEHIND = 1 / 4
+"""The part of the time of bounds that better cuts may take of a candidate that has not the best plan."""
+
 FIRST = 3
 """Cuts of a candidate whose plans are found roughly at most, until there is one."""
 
@@ -85,6 +88,9 @@ TURNS = 3
 under prices of bytes for every bound.
 """
 
+FARTHEST = 1.1
+"""Times of the bound that a mean of cuts may take of which something is learned, before a plan is known."""
+
 IMPLIED = 1 / 16
 """The part of the gap to which cuts are searched by which what other counts imply of units may be too little."""
 
@@ -97,6 +103,9 @@ into, up to MOST_BOXES.
 
 MOST_BOXES = 100
 """Boxes of cuts that are looked into for one bound, at most."""
+
+MOST_PRICES = 48
+"""Prices of bytes by what units take, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +165,8 @@ class CutSearch:
         rounds     how often cuts were solved
         stale      rounds since the bound rose in which nothing new became known
         is_hurried  whether a first plan was looked for before bounds were known closer
-        took       seconds of the processor that better cuts took, stages of those that are solved, and boxes of cuts
+        took       seconds of the processor that better cuts took, stages of those that are solved, boxes of cuts, and
+                   plans of cuts that are solved
         ended      why nothing is left to be done
         needed     the least bytes of a rank that some stage needs, of those that another process found not to fit
     """
@@ -182,7 +192,7 @@ class CutSearch:
     rounds: int = 0
     stale: int = 0
     is_hurried: bool = False
-    took: dict[str, float] = field(default_factory=lambda: {"climb": 0.0, "solve": 0.0, "boxes": 0.0})
+    took: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("climb", "solve", "boxes", "plans"), 0.0))
     ended: str = ""
     needed: float = inf
 
@@ -274,8 +284,8 @@ class CutSearch:
         with self._timed("boxes"):
             answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
         self.answer = self._more_boxes(answer) if self.rounds else answer
-        self._learn_blend(self.answer)
-        self.pricing = TURNS if self.answer is not None and self.rounds and self.prices else 0
+        is_new = self._learn_blend(self.answer)
+        self.pricing = TURNS if is_new and self.rounds and self.prices else 0
         if not self.pricing:
             self._end()
 
@@ -293,11 +303,9 @@ class CutSearch:
         """Learns the best prices of bytes for the blend of the answer, and finds the next; again while that says more.
         """
         before, self.pricing = self.bound, self.pricing - 1
-        if self._learn_prices(self.answer) and not self.late():
-            with self._timed("boxes"):
-                self.answer = self._least_known(self._effort) or self.answer
-            self._learn_blend(self.answer)
-        if self.bound <= before * (1 + self._tolerance / 4) or not self.pricing:
+        with self._timed("boxes"):
+            self.answer = self._least_known(self._effort) or self.answer
+        if not self._learn_blend(self.answer) or self.bound <= before * (1 + self._tolerance / 4) or not self.pricing:
             self.pricing = 0
             self._end()
 
@@ -349,45 +357,64 @@ class CutSearch:
         """Learns what units take where seconds count as in a blend; whether that was new of any.
 
         It is that which says most of plans of units that were found, in the mean of cuts of which least is known. Where
-        that is not new, it is that of the least cut. Where units do not tell, it is the blend of what is known.
+        that is not new, or cuts there take longer than need be, it is that of the least cut. Where units do not tell,
+        it is the blend of what is known.
         """
         if answer is None or answer.blend is None or self.is_closed:
             return False
         cut, new = self.part.cut_of(answer.weakest), False
         with suppress(OutOfTime):
             for places in dict.fromkeys((self.part.fractional_cut(answer.mean) or cut, cut)):
-                blend = self._blend_of_units(places) or answer.blend
-                for s, counts in enumerate(blend.stages):
+                found = self._blend_of_units(places, inf if places == cut else min(self.best, FARTHEST * self.bound))
+                if found is None and places != cut:
+                    continue
+                blend, prices = found or (answer.blend, [])
+                new = self._learn_prices(prices)
+                for s in {*range(self.part.stages)} - {s for one in prices if one in self.prices for s in one.stages}:
+                    counts = blend.stages[s]
                     new = self.part.on(s).learn_direction(s, counts, cut, self._tolerance * IMPLIED) or new
                 if new:
                     break
         return new
 
-    def _blend_of_units(self, cut: Sequence[float]) -> PathBound | None:
-        """The blend that says most of all plans of the units of a cut, nearly; None where units do not tell.
+    def _blend_of_units(self, cut: Sequence[float], most: float) -> tuple[PathBound, list[SharedPrice]] | None:
+        """(the blend that says most of all plans of the units of a cut, nearly; prices of bytes); None if none tell.
 
-        It is that of the plans that were found, while its counts find others. The cut may be a mean of cuts.
+        It is that of the plans that were found, while its counts and prices find others. The cut may be a mean of cuts.
+        It is None where the cut takes more than `most` seconds by these plans, or none of them fit.
         """
-        blend, ends = None, list(pairwise((0.0, *cut, float(self.part.units))))
+        found, before, ends = None, inf, list(pairwise((0.0, *cut, float(self.part.units))))
+        groups = priced_ranks(self.part, self.flights)
         for _ in range(SOUGHT):
-            found = [self.part.on(s).found_units(*own) for s, own in enumerate(ends)]
-            if not all(found):
+            plans = [self.part.on(s).found_units(*own, self.flights[s] if groups else None)
+                     for s, own in enumerate(ends)]
+            if not all(plans):
                 return None
-            _, paths, _ = blend_of_plans(found, self.part.sent_at(cut), partial(critical_path, self.schedule))
-            blend = blended(paths)
-            if not sum([self.part.on(s).find_units(*ends[s], counts, self._tolerance * IMPLIED)
-                        for s, counts in enumerate(blend.stages)]):
+            seconds, paths, paid = blend_of_plans(plans, self.part.sent_at(cut), partial(critical_path, self.schedule),
+                                                  groups)
+            if seconds == inf or (seconds > most and before < inf):
+                return None
+            found = blended(paths), shared_prices(self.part, blended(paths), groups, paid, self.bound)
+            if seconds > before * (1 - self._tolerance * IMPLIED):
                 break
-        return blend
+            before = seconds
+            priced = {s for one in found[1] for s in one.stages}
+            news = [self.part.on(s).find_units(*ends[s], counts, self._tolerance * IMPLIED)
+                    for s, counts in enumerate(found[0].stages) if s not in priced]
+            news += [self.part.find_turns(*ends[s], self.flights[s], counts, one.price) for one in found[1]
+                     for s, counts in zip(one.stages, one.weights, strict=True)]
+            if not any(news):
+                break
+        return found
 
-    def _learn_prices(self, answer: CutSolution | None) -> bool:
-        """Learns the same with bytes at the best prices, of ranks whose bytes have one; whether one was new."""
-        before = len(self.prices)
-        if answer is not None and answer.blend is not None and not self.is_closed:
-            cut = self.part.cut_of(answer.weakest)
-            with suppress(OutOfTime):
-                self.prices.extend(blend_prices(self.part, self.flights, cut, answer.blend, tuple(self.prices)))
-        return len(self.prices) > before
+    def _learn_prices(self, prices: Sequence[SharedPrice]) -> bool:
+        """Learns what stages of ranks take under prices of their bytes; whether one was new."""
+        new = [one for one in prices if one not in self.prices][:MOST_PRICES - len(self.prices)]
+        for one in new:
+            for s, counts in zip(one.stages, one.weights, strict=True):
+                self.part.learn_turns(s, self.flights[s], counts, one.price)
+        self.prices += new
+        return bool(new)
 
     def _begin(self, closer: bool) -> None:
         """Finds the bound of the schedule's closed paths, which takes little time."""
@@ -466,16 +493,21 @@ class CutSearch:
     def _climb(self) -> None:
         """Tries cuts beside the fastest, some times, while there is time, and other layouts of the best.
 
-        Under a limit the cuts take no more of it than bounds took.
+        Under a limit the cuts take no more of it than bounds took, and less where another candidate has the best plan.
         """
-        left = CLIMBS if self.cuts.fastest and self.rounds else 0
-        while left and not self.is_closed and not (
-                self._is_limited and self.took["climb"] > self.took["solve"] + self.took["boxes"]):
+        left, is_best = CLIMBS if self.cuts.fastest and self.rounds else 0, self.seconds <= self.best
+        while left and not self.is_closed and (not self._is_limited or self._has_time_for_cuts(is_best)):
             with self._timed("climb"):
                 left = left - 1 if self.cuts.step(self.best, self._met) else 0
-        if self.rounds and not self.is_closed:
+        if self.rounds and not self.is_closed and (is_best or not self._is_limited):
             with self._timed("climb"):
                 self.cuts.fill_bubbles()
+
+    def _has_time_for_cuts(self, is_best: bool) -> bool:
+        """Whether one cut more takes no more than the part of the time of bounds that better cuts may take."""
+        each = self.took["plans"] / max(1, len(self.cuts.tried))
+        most = self.took["solve"] + self.took["boxes"]
+        return self.took["climb"] <= most if is_best else self.took["climb"] + each <= most * BEHIND
 
     @property
     def _met(self) -> list[tuple[int, ...]]:
@@ -494,7 +526,8 @@ class CutSearch:
         at = self._roomier(cut) if tries and news else None if news else cut
         roughly = tries and at is None and self.cuts.fastest is None and len(self.cuts.tried) < FIRST
         at = cut if roughly else at
-        one = None if at is None else self.cuts.find(at, roughly or (news and at in self.cuts.rough))
+        with self._timed("plans"):
+            one = None if at is None else self.cuts.find(at, roughly or (news and at in self.cuts.rough))
         if not news and one is None and not self.part.shares:
             news = self._known(StageParts.fit, stages)
         if not news and one is not None and not is_known and not self.late() and not self.is_closed:

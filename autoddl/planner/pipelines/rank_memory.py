@@ -34,7 +34,8 @@ from autoddl.planner.pipelines.stored_once import together_bytes
 from autoddl.planner.pipelines.tied_stages import agreed
 from autoddl.schedule.stage_bytes import alone_bytes, at_moments, rank_peak_bytes, resting_bytes
 
-__all__ = ["blend_prices", "fitting_plans", "price_of_bytes", "rank_peak", "rank_prices", "unit_prices"]
+__all__ = ["fitting_plans", "price_of_bytes", "priced_ranks", "rank_peak", "rank_prices", "shared_prices",
+           "unit_prices"]
 
 STEP = 1.3
 """The factor between two prices of a byte."""
@@ -51,17 +52,11 @@ FINE = 2**0.25
 COARSE = 4
 """The first steps between prices under which units are searched."""
 
-NEAR = 4.0
-"""The factor by which prices may be beside that of equal stages where seconds count otherwise."""
-
 LEAST, MOST = 1 / 50, 4.0
 """The least and the greatest price of a whole budget under which units are searched, in times of a step."""
 
 GAIN = 0.005
 """The part of a step by which a price raises what equal stages take, or it is left out: it takes time."""
-
-MOST_PRICES = 48
-"""Prices of bytes by what units take, at most."""
 
 GUESS = 0.1
 """The first price of the whole budget, in seconds of the stages."""
@@ -164,12 +159,9 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
     `seconds` are about those of a step. There are none where units do not tell, or parts of the cluster differ.
     """
     found = list[SharedPrice]()
-    if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
-        return found
-    groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
     even = list(pairwise(part.units * s // part.stages for s in range(part.stages + 1)))
     least, most = (times * seconds / part.task.budget for times in (LEAST, MOST))
-    for group in (one for one in groups if len(one) == 1 or all(flights[s].most for s in one)):
+    for group in priced_ranks(part, flights):
         for path in _busiest(paths, group):
             weights = tuple((*map(float, path.stages[s]), 0.0, 0.0) for s in group)
             told = cache(partial(_taken, part, flights, partial(_ends, flights), even, group, weights))
@@ -178,23 +170,28 @@ def unit_prices(part: StageParts, flights: Sequence[Flight], paths: Sequence[Pat
     return found
 
 
-def blend_prices(part: StageParts, flights: Sequence[Flight], cut: Sequence[int], blend: PathBound,
-                 known: Sequence[SharedPrice]) -> Iterator[SharedPrice]:
-    """Yields new prices of bytes for ranks of which some are known, counted as in a blend of paths.
+def shared_prices(part: StageParts, blend: PathBound, groups: Sequence[Sequence[int]], paid: Sequence[float],
+                  seconds: float) -> list[SharedPrice]:
+    """The prices of bytes of ranks where seconds count as in a blend, and a whole budget costs so many of these.
 
-    Each is that under which the stages of a cut take most, by what their units take at least. There are at most
-    `MOST_PRICES`, with those that are known.
+    Those are left out that are hardly more than none, in a step of about so many `seconds`.
     """
-    ends, left = list(pairwise((0, *cut, part.units))), MOST_PRICES - len(known)
-    for group, first in {one.stages: one.price for one in known}.items():
+    found, least = list[SharedPrice](), LEAST * seconds / part.task.budget
+    for group, cost in zip(groups, paid, strict=True):
         most = max(max(blend.stages[s][:6]) for s in group)
-        if most > 0 and left > 0:
+        price = cost / most * part.each / part.task.budget if most > 0 else 0.0
+        if price > least:
             weights = tuple((*part.rounded(blend.stages[s], most), 0.0, 0.0) for s in group)
-            told = cache(partial(_taken, part, flights, lambda flight: {flight}, ends, group, weights))
-            one = SharedPrice(group, weights, _dearest(told, first, (first / NEAR, first * NEAR)))
-            if one.price > _near(first / NEAR) and one not in known:
-                left -= 1
-                yield one
+            found.append(SharedPrice(tuple(group), weights, _near(price)))
+    return found
+
+
+def priced_ranks(part: StageParts, flights: Sequence[Flight]) -> list[tuple[int, ...]]:
+    """The stages of each rank whose bytes may have a price, where units tell of them; none where they do not."""
+    if part.sizes or part.task.budget == inf or part.apart_bytes == inf:
+        return []
+    groups = [tuple(s for s, at in enumerate(part.together) if at == place) for place in sorted(set(part.together))]
+    return [one for one in groups if len(one) == 1 or all(flights[s].most for s in one)]
 
 
 def _near(price: float) -> float:

@@ -47,7 +47,8 @@ from autoddl.core.hubs import add_hubs
 from autoddl.core.layout import Mesh
 from autoddl.core.pipeline import Flight
 from autoddl.core.pipeline_cuts import StageSeconds
-from autoddl.core.plan import Plan
+from autoddl.core.plan import Plan, StageBytes
+from autoddl.core.problem import Solution
 from autoddl.core.stages import StageGraph
 from autoddl.planner.candidates import Candidate
 from autoddl.planner.mesh_search import Found
@@ -60,6 +61,7 @@ from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
+from autoddl.schedule.stage_bytes import level_bytes
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.search.path_tables import FoundPlans, least_implied
 
@@ -99,7 +101,8 @@ class StageParts(SolvedStages):
 
         _directions counts of blends, rounded, of which the least of single units is known
         _joined     by counts and `apart`, what was known of stages and what that says of longer ones
-        _taken      seconds of the plans of some units that are the least where seconds count so, by structure
+        _taken      seconds and bytes of the plans of some units that are the least where seconds count so, by structure
+        _turned     seconds and bytes of the plans of units that were found under prices, by structure and choice
         _least      least seconds of stages, by structure, counts, and microbatches in flight (ANY without a budget)
         _counted    least seconds of stages under other counts
         _lately     what was found of the last of these, and the stages that were searched
@@ -110,7 +113,8 @@ class StageParts(SolvedStages):
 
     _directions: dict[Weights, None] = field(default_factory=dict)
     _joined: dict[tuple[Weights, float], tuple[Array, Array]] = field(default_factory=dict)
-    _taken: dict[str, dict[Weights, StageSeconds]] = field(default_factory=dict)
+    _taken: dict[str, dict[Weights, tuple[StageSeconds, StageBytes]]] = field(default_factory=dict)
+    _turned: dict[tuple[Any, ...], tuple[StageSeconds, StageBytes]] = field(default_factory=dict)
     _least: dict[tuple[str, Weights, Flight], float] = field(default_factory=dict)
     _counted: dict[tuple[str, Any, tuple[float, ...], Flight], float] = field(default_factory=dict)
     _lately: dict[tuple[Any, ...], tuple[StageGraph, Found]] = field(default_factory=dict)
@@ -133,7 +137,7 @@ class StageParts(SolvedStages):
         for size in dict.fromkeys(sizes):
             alike = known.setdefault(size, replace(
                 self, sizes=sizes, size=size, _ports={}, _alone={}, _within_longer={}, _solved={}, _free={}, _drawn={},
-                _counted_freely={}, _least={}, _taken={}))
+                _counted_freely={}, _least={}, _taken={}, _turned={}))
             found._sized[size] = replace(alike, stages=self.stages, parts=self.parts, placement=self.placement,
                                          splits=self.splits, sizes=sizes, _counted={}, _lately={},
                                          _prices=StagePrices(), _under={}, _pinned={})
@@ -164,9 +168,9 @@ class StageParts(SolvedStages):
             within = tuple(replace(one, region=also_pinned(one.region, pins)) for one in self.within
                            if one.mesh == mesh)
             self._pinned[key] = replace(self, task=replace(self.task, options=options), within=within, _solved={},
-                                        _free={}, _drawn={}, _counted_freely={}, _taken={}, _least={}, _counted={},
-                                        _lately={}, _prices=StagePrices(), _alone={}, _within_longer={}, _under={},
-                                        _pinned={})
+                                        _free={}, _drawn={}, _counted_freely={}, _taken={}, _turned={}, _least={},
+                                        _counted={}, _lately={}, _prices=StagePrices(), _alone={}, _within_longer={},
+                                        _under={}, _pinned={})
         return self._pinned[key]
 
     def _every(self, known: Callable[[str], float], *, joining: bool = False) -> Array:
@@ -281,12 +285,18 @@ class StageParts(SolvedStages):
 
     def learn_turns(self, s: int, flight: Flight, weights: tuple[float, ...], price: float) -> None:
         """Searches all units that stage s may have for their least seconds counted so + price * bytes."""
-        flight = flight.counted
-        for graph, key in {self.joining(k, k + 1)[1]: self.joining(k, k + 1) for k in self._within(s)}.values():
-            if not self._prices.has_turn(key, flight, weights, price):
-                self.check_time()
-                task = replace(self.task, counts=self._counts(weights), copies=self.copies)
-                self._prices.learn_turn(task, self._asking(graph, flight), key, weights, price)
+        for unit in {self.joining(k, k + 1)[1]: k for k in self._within(s)}.values():
+            self._learn_turn(unit, flight.counted, weights, price)
+
+    def _learn_turn(self, unit: int, flight: Flight, weights: Weights, price: float) -> bool:
+        """The same of one unit; whether that was to be searched."""
+        graph, key = self.joining(unit, unit + 1)
+        if self._prices.has_turn(key, flight, weights, price):
+            return False
+        self.check_time()
+        task = replace(self.task, counts=self._counts(weights), copies=self.copies)
+        self._prices.learn_turn(task, self._asking(graph, flight), key, weights, price)
+        return True
 
     def _every_side(self, known: Mapping[tuple[str, Any], float]) -> Array:
         """[a, b]: what is known of the stage from place a to place b by its structure and its ports, else 0."""
@@ -478,17 +488,17 @@ class StageParts(SolvedStages):
             self._least[key, weights, at] = 0.0
         return True
 
-    def found_units(self, begin: float, end: float) -> tuple[FoundPlans, ...]:
+    def found_units(self, begin: float, end: float, flight: Flight | None = None) -> tuple[FoundPlans, ...]:
         """The plans that were found of the units from one place to another, which may lie within units.
 
         Where a unit's kind is not common, that is the least which it may take. There are none where units do not tell.
+        With a `flight` so are those found under prices of bytes, and all have their bytes.
         """
         times = self._units_within(begin, end)
         if not self.common_units or self.apart == inf:
             return ()
-        rows = [(often, self._seconds_of(unit)) for unit, often in times.items()]
-        return tuple(FoundPlans(often, one, np.zeros(0)) for often, one in rows) if all(len(one) for _, one in rows
-                                                                                        ) else ()
+        rows = [(often, *self._plans_of(unit, flight)) for unit, often in times.items()]
+        return tuple(FoundPlans(*one) for one in rows) if all(len(terms) for _, terms, _ in rows) else ()
 
     def find_units(self, begin: float, end: float, counts: Sequence[float], close: float = 0.0) -> bool:
         """Searches units between two places where seconds count so, unless others imply them nearly; whether it did.
@@ -499,6 +509,11 @@ class StageParts(SolvedStages):
         weights = self.rounded(counts, most, ROUGHLY)
         return bool(sum([self._search_plan((unit, unit + 1), weights, close) for unit in self._units_within(begin, end)
                          if unit in self._searched_units]))
+
+    def find_turns(self, begin: float, end: float, flight: Flight, weights: Weights, price: float) -> bool:
+        """Searches units between two places for their least seconds counted so + price * bytes; whether one was new."""
+        at = [unit for unit in self._units_within(begin, end) if unit in self._searched_units]
+        return any(weights) and bool(sum([self._learn_turn(unit, flight.counted, weights, price) for unit in at]))
 
     def _units_within(self, begin: float, end: float) -> Mapping[int, float]:
         """How many units there are between two places like each of those that tell of them."""
@@ -513,18 +528,46 @@ class StageParts(SolvedStages):
         """The units that are searched alone: the first of each common kind, and those at the ends."""
         return (0, *self.common_units, self.units - 1)
 
-    def _seconds_of(self, unit: int) -> Array:
-        """[plan, term]: the seconds of the plans that were found of a unit."""
+    def _plans_of(self, unit: int, flight: Flight | None) -> tuple[Array, Array]:
+        """([plan, term]: seconds of the plans found of a unit, [plan]: bytes, in parts of the budget, with a flight).
+        """
         if unit not in self._searched_units:
-            return np.array([[*(float(one[unit, unit + 1]) for one in self.floor_passes()), *(0.0,) * 5]])
-        key = self.joining(unit, unit + 1)[1]
+            return self._floor_of(unit), np.zeros(1 if flight else 0)
+        graph, key = self.joining(unit, unit + 1)
         if not self._taken.get(key):
             for counts in (self.repeated, self.whole):
                 self._search_plan((unit, unit + 1), counts)
-        rows = np.array([(*one, 0.0, 0.0) for one in dict.fromkeys(self._taken[key].values())]).reshape(-1, 8)
+        plans = [*self._taken[key].values()]
+        if flight is None:
+            return self._terms(dict.fromkeys(seconds for seconds, _ in plans)), np.zeros(0)
+        plans += [self._turned_plan(graph, key, *one) for one in self._prices.turned(key)]
+        found = dict.fromkeys((seconds, level_bytes([parts], [flight]) / self.task.budget) for seconds, parts in plans)
+        return self._terms(seconds for seconds, _ in found), np.array([nbytes for _, nbytes in found])
+
+    def _floor_of(self, unit: int) -> Array:
+        return np.array([[*(float(one[unit, unit + 1]) for one in self.floor_passes()), *(0.0,) * 5]])
+
+    def _terms(self, plans: Iterable[StageSeconds]) -> Array:
+        """[plan, term]: seconds, none of messages; B and W together where backward is not split."""
+        rows = np.array([(*one, 0.0, 0.0) for one in plans]).reshape(-1, 8)
         if not self.splits:
             rows[:, 1], rows[:, 2] = rows[:, 1] + rows[:, 2], 0.0
         return rows
+
+    def _turned_plan(self, graph: StageGraph, key: str, flight: Flight, candidate: Candidate, solution: Solution
+                     ) -> tuple[StageSeconds, StageBytes]:
+        """The seconds and the bytes of a plan of a unit that was found under a price."""
+        at = key, flight.is_several, candidate, solution.choice
+        if at not in self._turned:
+            free = SolvedStage(*self._freely(graph, key, flight))
+            plan = self._plan_alone(free, graph, candidate, solution, SEVERAL if flight.is_several else ONE)
+            self._turned[at] = self._taken_by(graph, plan), _bytes_of(plan)
+        return self._turned[at]
+
+    def _taken_by(self, graph: StageGraph, plan: Plan) -> StageSeconds:
+        """The seconds of a plan of units alone, rounded."""
+        seconds = stage_seconds(plan, add_hubs(graph.graph), self.cluster, splits=True)
+        return StageSeconds(*(float(f"{x:.9g}") for x in seconds))
 
     def _search_plan(self, at: tuple[int, int], weights: Weights, close: float = 0.0) -> bool:
         """Searches some units in a row for their least seconds counted so, and the plan; whether it was to be searched.
@@ -540,8 +583,7 @@ class StageParts(SolvedStages):
         except Infeasible:
             return False
         plan = self._plan_alone(SolvedStage(graph, found), graph, found.candidate, found.solution, ONE)
-        seconds = stage_seconds(plan, add_hubs(graph.graph), self.cluster, splits=True)
-        known[weights] = StageSeconds(*(float(f"{x:.9g}") for x in seconds))
+        known[weights] = self._taken_by(graph, plan), _bytes_of(plan)
         self._least[key, weights, ANY] = found.bound
         return True
 
@@ -550,7 +592,7 @@ class StageParts(SolvedStages):
         if not self._taken[key]:
             return False
         counts = self._as_counted(weights)
-        taken = float((np.array(list(self._taken[key].values())) @ np.array(counts)).min())
+        taken = float((np.array([seconds for seconds, _ in self._taken[key].values()]) @ np.array(counts)).min())
         known = [(self._as_counted(one), seconds) for (like, one, at), seconds in self._least.items()
                  if like == key and at == ANY and seconds > 0]
         return least_implied(known, counts) >= taken * (1 - close)
@@ -570,3 +612,8 @@ class StageParts(SolvedStages):
         """The same, named."""
         forward, backward, late, gather, reduce, update = self._as_counted(weights)
         return Counts(forward, backward, gather, reduce, update, None if late == backward else late)
+
+
+def _bytes_of(plan: Plan) -> StageBytes:
+    assert plan.predicted.parts is not None, "a stage of a pipeline has its bytes in parts"
+    return plan.predicted.parts

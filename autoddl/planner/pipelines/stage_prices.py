@@ -6,12 +6,13 @@ found by the peak that the stage has then. What was found under one price is tru
 the peaks of a stage were is the first guess of where they are under another price (`planner.priced_bytes`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from autoddl.core.hubs import add_hubs
 from autoddl.core.pipeline import Flight
+from autoddl.core.problem import Solution
 from autoddl.core.stages import StageGraph
 from autoddl.cost_models import Cluster
 from autoddl.planner.candidates import Candidate
@@ -64,7 +65,7 @@ class StagePrices:
     _alone: dict[tuple[str, Flight, float], tuple[StageGraph, PricedFound]] = field(default_factory=dict)
     _searches: dict[tuple[str, Flight], tuple[StageGraph, PricedSearch]] = field(default_factory=dict)
     _rows: dict[tuple[str, Flight], tuple[StageGraph, Row]] = field(default_factory=dict)
-    _turns: dict[tuple[str, tuple[float, ...], Flight, float], float] = field(default_factory=dict)
+    _turns: dict[tuple[str, tuple[float, ...], Flight, float], PricedFound] = field(default_factory=dict)
     _turning: dict[tuple[str, tuple[float, ...], Flight], PricedSearch] = field(default_factory=dict)
 
     def turn(self, key: str, flight: Flight, weights: tuple[float, ...], price: float) -> float:
@@ -74,7 +75,7 @@ class StagePrices:
         Between two flights that were searched it is above the line through both. That is not so from one to several:
         gathered weights stay then.
         """
-        known = {at: self._turns[key, weights, at, price] for at in (flight, *self._searched_turns(key, weights))
+        known = {at: self._turns[key, weights, at, price].bound for at in (flight, *self._searched_turns(key, weights))
                  if (key, weights, at, price) in self._turns}
         if flight in known or not flight.is_several:
             return known.get(flight, 0.0)
@@ -97,7 +98,13 @@ class StagePrices:
             while len(self._turning) >= KEPT_TURNS:
                 del self._turning[next(iter(self._turning))]
             self._turning[at] = asking.search(task)
-        self._turns[*at, price] = self._turning[at].least_between(price, counted_moment(asking.flight)).bound
+        self._turns[*at, price] = self._turning[at].least_between(price, counted_moment(asking.flight))
+
+    def turned(self, key: str) -> Iterator[tuple[Flight, Candidate, Solution]]:
+        """Yields the plans of a unit that were found under prices, and the microbatches with which it was searched."""
+        for (name, _, at, _), found in self._turns.items():
+            if name == key and found.candidate is not None and found.solution is not None:
+                yield at, found.candidate, found.solution
 
     def known(self, flight: Flight, weights: tuple[float, ...], price: float) -> dict[tuple[str, Any], float]:
         """By structure and ports, the least seconds counted so + price * bytes."""
