@@ -465,16 +465,20 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
 
 
 def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next best goes to another process. While this one waits for it, time goes by as fast as there."""
+    """The next best goes to another process. While this one waits for it, time goes by as fast as there.
+
+    Before any is bounded closely, of the two least it is the one with fewer stages.
+    """
     sent = list[str]()
 
     class Candidate:
-        answer, seconds, rounds, is_hurried, is_done, ended, needed = object(), 3.0, 0, False, False, "", inf
+        seconds, rounds, is_hurried, is_done, ended, needed = 3.0, 0, False, False, "", inf
         proof, cuts = None, SimpleNamespace(fastest=None, problem=None, is_full=False)
-        part = SimpleNamespace(shares=False, task=SimpleNamespace(options=SimpleNamespace(tolerance=0.0)), every=())
 
-        def __init__(self, name: str, bound: float, rounds: int) -> None:
-            self.name, self.bound, self.rounds = name, bound, rounds
+        def __init__(self, name: str, bound: float, rounds: int = 0, stages: int = 0, answer: object = None) -> None:
+            self.name, self.bound, self.rounds, self.answer, self.is_closer = name, bound, rounds, answer, stages > 0
+            self.part = SimpleNamespace(shares=False, task=SimpleNamespace(options=SimpleNamespace(tolerance=0.0)),
+                                        every=(), stages=stages)
 
         def advance(self, climbs: bool) -> None:
             self.is_done = True
@@ -496,10 +500,14 @@ def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(m
 
     monkeypatch.setattr(candidate_runs, "processor_seconds", lambda: 2.0)
     monkeypatch.setattr(candidate_runs, "beside", send)
-    every = [Candidate("solved often", 1.0, 8), Candidate("first", 1.1, 0), Candidate("next", 1.2, 0)]
-    clock = Clock(100.0, 0.0, 5.0, every, True)  # type: ignore[arg-type]
-    run_candidates(clock, 2)
-    assert sent == ["next"] and clock.spent == 7.0
+    known = [Candidate("solved often", 1.0, 8, answer=1), Candidate("first", 1.1, answer=1),
+             Candidate("next", 1.2, answer=1)]
+    unknown = [Candidate("few", 1.0, stages=4), Candidate("many", 1.1, stages=8), Candidate("more", 1.2, stages=2)]
+    for every in (known, unknown):
+        clock = Clock(100.0, 0.0, 5.0, every, True)  # type: ignore[arg-type]
+        run_candidates(clock, 2)
+        assert clock.spent == 7.0
+    assert sent == ["next", "few"]
 
 
 VEE = """microbatches 2, stages on ranks 0 1 1 0
