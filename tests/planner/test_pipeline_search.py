@@ -467,7 +467,7 @@ def test_a_pipeline_is_looked_for_early_where_a_plan_without_stages_is_known(mon
 def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next best goes to another process. While this one waits for it, time goes by as fast as there.
 
-    Before any is bounded closely, of the two least it is the one with fewer stages.
+    Before two are bounded closely, of the two least it is the one with fewer stages, or the one that is not.
     """
     sent = list[str]()
 
@@ -503,11 +503,12 @@ def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(m
     known = [Candidate("solved often", 1.0, 8, answer=1), Candidate("first", 1.1, answer=1),
              Candidate("next", 1.2, answer=1)]
     unknown = [Candidate("few", 1.0, stages=4), Candidate("many", 1.1, stages=8), Candidate("more", 1.2, stages=2)]
-    for every in (known, unknown):
+    alike = [Candidate("not closely", 1.0, stages=4), Candidate("closely", 1.1, stages=4, answer=1)]
+    for every in (known, unknown, alike):
         clock = Clock(100.0, 0.0, 5.0, every, True)  # type: ignore[arg-type]
         run_candidates(clock, 2)
         assert clock.spent == 7.0
-    assert sent == ["next", "few"]
+    assert sent == ["next", "few", "not closely"]
 
 
 VEE = """microbatches 2, stages on ranks 0 1 1 0

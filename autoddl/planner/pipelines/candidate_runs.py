@@ -250,11 +250,13 @@ def _left(clock: Clock, others: Collection[CutSearch]) -> list[CutSearch]:
 def _other(left: Sequence[CutSearch], is_sought_of: Callable[[CutSearch], bool]) -> CutSearch | None:
     """The candidate that is searched in another process next: of those that are bounded closely the second least.
 
-    Else it is that with fewer stages of the two least that are bounded closer: it has fewer cuts, and ends sooner.
+    Else it is that with fewer stages of the two least that are bounded closer: it has fewer cuts, and ends sooner. Of
+    equally many it is one that is not bounded closely.
     """
     closely = sorted((one for one in left if one.answer is not None), key=lambda one: one.bound)[1:]
     first = sorted((one for one in left if one.is_closer), key=lambda one: one.bound)[:2]
-    fewer = [min(reversed(first), key=lambda one: one.part.stages)] if len(first) == 2 else []
+    fewer = [min(reversed(first), key=lambda one: (one.part.stages, one.answer is not None))
+             ] if len(first) == 2 else []
     found = [*(one for one in closely if one is not left[0]), *fewer]
     return next((one for one in found if not is_sought_of(one)), None)
 
