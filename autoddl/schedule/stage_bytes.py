@@ -25,8 +25,17 @@ from autoddl.core.pipeline import Flight, Kind, RankMoment, RankMoments
 from autoddl.core.plan import Plan, StageBytes
 from autoddl.operators.footprints.storages import Heap
 
-__all__ = ["Passes", "alone_bytes", "at_moments", "level_bytes", "rank_bytes", "rank_kinds", "rank_peak_bytes",
-           "resting_bytes"]
+__all__ = [
+    "Passes",
+    "alone_bytes",
+    "at_moments",
+    "bytes_in_parts",
+    "level_bytes",
+    "rank_bytes",
+    "rank_kinds",
+    "rank_peak_bytes",
+    "resting_bytes",
+]
 
 Bytes = Mapping[str, float]
 """Bytes by kind."""
@@ -142,7 +151,8 @@ def _each(parts: StageBytes) -> tuple[Bytes, ...]:
     return (parts.base, parts.sums, parts.kept, parts.late, parts.forward, parts.backward, parts.first, parts.update)
 
 
-def _parts(plan: Plan) -> StageBytes:
+def bytes_in_parts(plan: Plan) -> StageBytes:
+    """The bytes of a stage in parts; a plan that is not of a stage has none."""
     assert plan.predicted.parts is not None, "a stage of a pipeline has its bytes in parts"
     return plan.predicted.parts
 
@@ -163,12 +173,12 @@ def level_bytes(stages: Sequence[StageBytes], flights: Sequence[Flight], runs: i
 
 def rank_peak_bytes(plans: Sequence[Plan], moments: RankMoments | None) -> float:
     """The most bytes of a rank with the stages of these plans; without moments it has one."""
-    return plans[0].predicted.peak_bytes if moments is None else rank_bytes([*map(_parts, plans)], moments)[0]
+    return plans[0].predicted.peak_bytes if moments is None else rank_bytes([*map(bytes_in_parts, plans)], moments)[0]
 
 
 def at_moments(plans: Sequence[Plan], moments: RankMoments, stage: int) -> Array:
     """[plan, moment]: what each of these plans of one stage, counted from 0 on its ranks, adds to a rank's bytes."""
-    found: Array = np.array([_totals(_parts(plan)) for plan in plans]) @ _weights(moments)[:, stage].T
+    found: Array = np.array([_totals(bytes_in_parts(plan)) for plan in plans]) @ _weights(moments)[:, stage].T
     return found
 
 
@@ -176,7 +186,7 @@ def rank_kinds(plans: Sequence[Plan], moments: RankMoments | None) -> dict[str, 
     """The bytes of a rank by kind, where it has most."""
     if moments is None:
         return plans[0].predicted.nbytes
-    stages, found = [*map(_parts, plans)], Counter[str]()
+    stages, found = [*map(bytes_in_parts, plans)], Counter[str]()
     _, at = rank_bytes(stages, moments)
     weights = _weights(moments)[moments.moments.index(at) if at else -1]
     for row, parts in zip(weights, stages, strict=True):
@@ -189,12 +199,12 @@ def resting_bytes(plan: Plan, flight: Flight) -> float:
     """Bytes of a stage while none of its actions runs, at a moment of its rank; of one that is alone there its peak."""
     if flight.most is None:
         return plan.predicted.peak_bytes
-    return level_bytes([_parts(plan)], [flight])
+    return level_bytes([bytes_in_parts(plan)], [flight])
 
 
 def alone_bytes(plan: Plan, flight: Flight) -> float:
     """Bytes of a stage while it runs, counted as at a moment of its rank; of one that is alone there its peak."""
     if flight.most is None:
         return plan.predicted.peak_bytes
-    parts, kinds = _parts(plan), get_args(Kind)
+    parts, kinds = bytes_in_parts(plan), get_args(Kind)
     return max(*(level_bytes([parts], [flight], 0, kind) for kind in kinds), _total(parts.update))

@@ -1,5 +1,7 @@
 """Small middles that once were planned or run wrongly: two random plans each on four ranks against one process."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from oddities import ODD, middle
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from autoddl.capture.capture import Captured, capture
+from autoddl.core.errors import CaptureError
 from autoddl.core.plan import Plan
 from autoddl.runtime.parallelize import parallelize
 
@@ -55,3 +58,23 @@ def test_an_odd_middle_does_what_one_process_does(name: str) -> None:
     plans = [random_plan(captured, seed) for seed in SEEDS.get(name, (0, 1))]
     for errors in on_ranks(4, _errors, name, captured, plans):
         assert max(errors) < (1e-5 if name == "cast_down_and_up" else CLOSE), (name, errors)
+
+
+def _written(h: Tensor) -> Tensor:
+    found = h * 1
+    found.as_strided((4, 4), (4, 1)).mul_(2.0)
+    return found
+
+
+@pytest.mark.parametrize("view", [lambda h: h[:, ::2], lambda h: h[:1].expand(8, 16)])
+def test_strides_of_values_that_are_in_no_row_of_memory_are_refused(view: Callable[[Tensor], Tensor],
+                                                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    module = middle("where")
+    monkeypatch.setitem(ODD, "where", lambda h: view(h).as_strided((4, 4), (4, 1)))
+    with pytest.raises(CaptureError, match=r"as_strided.default at .* call x.contiguous\(\) first"):
+        capture(module, module.example_inputs())
+    monkeypatch.setitem(ODD, "where", _written)
+    with pytest.raises(CaptureError, match=r"as_strided_scatter.default at .* writes places of memory"):
+        capture(module, module.example_inputs())
+    monkeypatch.setitem(ODD, "where", lambda h: view(h).contiguous().as_strided((4, 4), (4, 1)))
+    capture(module, module.example_inputs())

@@ -13,11 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from autoddl.capture.fx_tools import call_arguments, dtype_of, insert, name_of, operators, replace
 from autoddl.capture.rewrites.autocast_region import is_disabled
+from autoddl.capture.source_lines import line_of
+from autoddl.core.errors import CaptureError
 from autoddl.operators.kernels import custom_ops
 
 __all__ = ["bags", "gradients", "losses", "normalise", "own_functions", "unmerged"]
@@ -34,6 +35,9 @@ OURS = RESHAPES | COPIES | CASTS | CHECKS | DROPOUTS | {"chunk.default"}
 """Operators that `normalise` and `randomness.randomness` write out whether or not the program was decomposed."""
 
 
+STRIDED = (aten.as_strided.default, aten.as_strided_scatter.default)
+"""Operators that read, or write, places of memory."""
+
 FILLED = frozenset(("empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like",
                     "zeros_like"))
 """Tensors of one number, zero where it is left open: none depends on the value of what it is made like."""
@@ -47,8 +51,7 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
 
     In a `mixed` program a cast that changes nothing yet stays where autocast is disabled: casts to come may need it.
     """
-    strided = {node: order for node in operators(module) if node.target is aten.as_strided.default
-               and (order := _memory_order(call_arguments(node)["self"].meta["val"])) is not None}
+    strided = {node: _memory_order(node) for node in operators(module) if node.target in STRIDED}
     for node in operators(module):
         name = name_of(node.target)
         if name in CHECKS:
@@ -79,10 +82,20 @@ def normalise(module: GraphModule, mixed: bool = False) -> None:
     module.recompile()
 
 
-def _memory_order(value: Tensor) -> list[int] | None:
-    """The dims of a tensor as they lie in memory, the outermost first; None where it does not fill a row of memory."""
+def _memory_order(node: Node) -> list[int]:
+    """The dims of what as_strided reads as they lie in memory, the outermost first.
+
+    Raises CaptureError where its values do not lie in a row there, and where such places are written.
+    """
+    value = call_arguments(node)["self"].meta["val"]
     order = sorted(range(value.dim()), key=lambda dim: (-value.stride()[dim], dim))
-    return order if value.permute(order).is_contiguous() and value.storage_offset() == 0 else None
+    is_row = value.permute(order).is_contiguous() and value.storage_offset() == 0
+    if node.target is aten.as_strided.default and is_row:
+        return order
+    does = "reads places of memory of a tensor whose values do not lie in a row there" if not is_row else \
+        "writes places of memory"
+    raise CaptureError(f"{name_of(node.target)} at {line_of(node.meta.get('stack_trace'))} {does}, and a plan keeps "
+                       "values, not strides: call x.contiguous() first, or use x.unfold or slices")
 
 
 def _dense(node: Node, order: list[int]) -> None:

@@ -8,9 +8,9 @@ of it. It looks until all candidates are bounded and there is some plan.
 
 Where there is a limit and several processors, candidates are searched at once. The next best of those that are bounded
 closely goes to a process beside this one, until it is done. That of the least bound of those stays here, for it takes
-longest. Before, it is one of the two best of those that are bounded closer. Where no other is left, a better pipeline
-is sought there near the fastest, and then of its cut. The limit is that of each process, and of one that waits for
-another. All of them know the best seconds of any. What one learns of stages the others do not.
+longest. Before two are bounded so, one of the two best of those bounded closer goes there. Where no other is left, a
+better pipeline is sought there near the fastest, and then of its cut. The limit is that of each process, and of one
+that waits for another. All of them know the best seconds of any. What one learns of stages the others do not.
 """
 
 from collections.abc import Callable, Collection, Sequence

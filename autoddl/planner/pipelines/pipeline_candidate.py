@@ -300,8 +300,7 @@ class CutSearch:
             self.ended = "no cut is left that raises the bound" if self.stale > STALE else f"{ROUNDS} cuts were solved"
 
     def _answer_priced(self) -> None:
-        """Learns the best prices of bytes for the blend of the answer, and finds the next; again while that says more.
-        """
+        """Finds the next answer, and learns of its blend and prices of bytes; again while the bound rises."""
         before, self.pricing = self.bound, self.pricing - 1
         with self._timed("boxes"):
             self.answer = self._least_known(self._effort) or self.answer
@@ -409,7 +408,7 @@ class CutSearch:
 
     def _learn_prices(self, prices: Sequence[SharedPrice]) -> bool:
         """Learns what stages of ranks take under prices of their bytes; whether one was new."""
-        new = [one for one in prices if one not in self.prices][:MOST_PRICES - len(self.prices)]
+        new = [one for one in prices if one not in self.prices][:max(0, MOST_PRICES - len(self.prices))]
         for one in new:
             for s, counts in zip(one.stages, one.weights, strict=True):
                 self.part.learn_turns(s, self.flights[s], counts, one.price)
@@ -505,7 +504,7 @@ class CutSearch:
 
     def _has_time_for_cuts(self, is_best: bool) -> bool:
         """Whether one cut more takes no more than the part of the time of bounds that better cuts may take."""
-        each = self.took["plans"] / max(1, len(self.cuts.tried))
+        each = self.took["plans"] / max(1, self.rounds)
         most = self.took["solve"] + self.took["boxes"]
         return self.took["climb"] <= most if is_best else self.took["climb"] + each <= most * BEHIND
 

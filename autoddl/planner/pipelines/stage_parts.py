@@ -61,7 +61,7 @@ from autoddl.planner.pipelines.stage_prices import StagePrices
 from autoddl.planner.priced_bytes import PricedFound
 from autoddl.planner.task import PlanTask
 from autoddl.pricing.price import Counts
-from autoddl.schedule.stage_bytes import level_bytes
+from autoddl.schedule.stage_bytes import bytes_in_parts, level_bytes
 from autoddl.schedule.stage_seconds import stage_seconds
 from autoddl.search.path_tables import FoundPlans, least_implied
 
@@ -530,6 +530,8 @@ class StageParts(SolvedStages):
 
     def _plans_of(self, unit: int, flight: Flight | None) -> tuple[Array, Array]:
         """([plan, term]: seconds of the plans found of a unit, [plan]: bytes, in parts of the budget, with a flight).
+
+        Plans that were found without a price were made for one microbatch. With several in flight they may have more.
         """
         if unit not in self._searched_units:
             return self._floor_of(unit), np.zeros(1 if flight else 0)
@@ -561,7 +563,7 @@ class StageParts(SolvedStages):
         if at not in self._turned:
             free = SolvedStage(*self._freely(graph, key, flight))
             plan = self._plan_alone(free, graph, candidate, solution, SEVERAL if flight.is_several else ONE)
-            self._turned[at] = self._taken_by(graph, plan), _bytes_of(plan)
+            self._turned[at] = self._taken_by(graph, plan), bytes_in_parts(plan)
         return self._turned[at]
 
     def _taken_by(self, graph: StageGraph, plan: Plan) -> StageSeconds:
@@ -583,7 +585,7 @@ class StageParts(SolvedStages):
         except Infeasible:
             return False
         plan = self._plan_alone(SolvedStage(graph, found), graph, found.candidate, found.solution, ONE)
-        known[weights] = self._taken_by(graph, plan), _bytes_of(plan)
+        known[weights] = self._taken_by(graph, plan), bytes_in_parts(plan)
         self._least[key, weights, ANY] = found.bound
         return True
 
@@ -612,8 +614,3 @@ class StageParts(SolvedStages):
         """The same, named."""
         forward, backward, late, gather, reduce, update = self._as_counted(weights)
         return Counts(forward, backward, gather, reduce, update, None if late == backward else late)
-
-
-def _bytes_of(plan: Plan) -> StageBytes:
-    assert plan.predicted.parts is not None, "a stage of a pipeline has its bytes in parts"
-    return plan.predicted.parts
