@@ -38,7 +38,7 @@ MOST_OPTIONS = 2048
 class Places(NamedTuple):
     """Says where stages may end, and what crosses boundaries there.
 
-        ends    [blocks], whether a stage may end behind so many
+        ends    [stage, blocks], whether it may end behind so many
         sent    [boundary, blocks before it, blocks of the stage behind it], the seconds of a transfer above the least
                 of any place
     """
@@ -153,8 +153,9 @@ def _least_sums(box: Box, least: Sequence[dict[int, Array]], counts: Array, behi
             before, after = slice(0, end - n), slice(n, end)
             to, of = (before, after) if behind else (after, before)
             np.minimum(new[:, to], seconds[:, None] + _sent(box, g, n, counts) + found[-1][:, of], out=new[:, to])
-        if row:
-            new[:, ~row.ends] = np.inf
+        end_of = g - behind
+        if row and end_of >= 0:
+            new[:, ~row.ends[end_of]] = np.inf
         found.append(new)
     return found[::-1] if behind else found
 
@@ -227,4 +228,6 @@ def enumerate_cuts(box: Box) -> NDArray[np.intp]:
         at, option = np.nonzero((left >= 0) & (ways[g + 1][np.maximum(left, 0)] > 0))
         cuts, taken = cuts[at], taken[at] + total[option]
         cuts[:, list(group)] = options[option]
-    return cuts if box.places is None else cuts[box.places.ends[np.cumsum(cuts, axis=1)].all(axis=1)]
+    if box.places is None:
+        return cuts
+    return cuts[box.places.ends[np.arange(cuts.shape[1]), np.cumsum(cuts, axis=1)].all(axis=1)]

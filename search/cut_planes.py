@@ -195,9 +195,10 @@ class CutPlanes:
         problem = self.problem
         if problem.ends is None and problem.sent is None:
             return None
-        ends = np.ones(problem.blocks + 1, dtype=np.bool_) if problem.ends is None else problem.ends
+        ends = np.ones((len(problem.seconds), problem.blocks + 1), dtype=np.bool_) if problem.ends is None else \
+            problem.ends
         least = np.array(problem.transfers)[:, None, None]
-        return Places(ends, np.zeros((len(least), len(ends), len(ends))) if problem.sent is None else
+        return Places(ends, np.zeros((len(least), *(problem.blocks + 1,) * 2)) if problem.sent is None else
                       problem.sent - least)
 
     def add_all(self, paths: Sequence[PathBound], parts: Mixture = (), *, bare: bool = False) -> None:
@@ -382,10 +383,10 @@ class CutPlanes:
     def look_near(self, cut: tuple[int, ...], most: int) -> None:
         """Evaluates a cut, or one near it whose stages end where they may, and goes on from there; see `improve`."""
         if self.problem.ends is not None and not self.problem.allows(cut):
-            marks, at = np.flatnonzero(self.problem.ends), [0]
-            for left, n in enumerate(np.cumsum(cut)[:-1], start=1):
-                own = marks[len(at):len(marks) - (len(cut) - left)]
-                own = own[own > at[-1]]
+            at = [0]
+            for row, last, n in zip(self.problem.ends[:-1], self._last_ends, np.cumsum(cut)[:-1], strict=True):
+                own = np.flatnonzero(row)
+                own = own[(own > at[-1]) & (own <= last)]
                 at.append(int(own[np.abs(own - n).argmin()]) if len(own) else at[-1])
             cut = tuple(np.diff([*at, self.problem.blocks]).tolist())
             if not self.problem.allows(cut) or not self.possible[np.arange(len(cut)), cut].all():
@@ -393,6 +394,15 @@ class CutPlanes:
         self.evaluate(cut)
         if most:
             self.improve(cut, most)
+
+    @cached_property
+    def _last_ends(self) -> list[int]:
+        """For each stage but the last, the last place where it may end, so that the others may; -1 where none is."""
+        found, last = list[int](), self.problem.blocks
+        for row in self.problem.ends[-2::-1] if self.problem.ends is not None else ():
+            last = max(np.flatnonzero(row[:max(0, last)]).tolist(), default=-1)
+            found.append(last)
+        return found[::-1]
 
     def evaluate(self, cut: tuple[int, ...]) -> None:
         """Traces the cut, once, and finds its exact seconds where it may be the best; none that ends inside a unit."""
@@ -491,15 +501,16 @@ class CutPlanes:
         """The cuts in which some boundaries in a row lie at the next place where a stage may end, or at the one before.
         """
         assert self.problem.ends is not None
-        marks, found = np.flatnonzero(self.problem.ends), list[tuple[int, ...]]()
-        at = np.searchsorted(marks, np.cumsum(cut))
+        found, ends = list[tuple[int, ...]](), np.cumsum(cut)
+        marks = [np.flatnonzero(row) for row in self.problem.ends]
+        at = [int(np.searchsorted(own, end)) for own, end in zip(marks, ends, strict=True)]
         for first, end in combinations(range(len(cut)), 2):
             for step in (-1, 1):
-                moved = at.copy()
-                moved[first:end] += step
-                sizes = np.diff(marks[moved], prepend=0)
-                if (sizes > 0).all() and self.possible[np.arange(len(cut)), sizes].all():
-                    found.append(tuple(sizes.tolist()))
+                if all(0 <= at[s] + step < len(marks[s]) for s in range(first, end)):
+                    moved = [int(marks[s][at[s] + step]) if first <= s < end else int(ends[s]) for s in range(len(cut))]
+                    sizes = np.diff(moved, prepend=0)
+                    if (sizes > 0).all() and self.possible[np.arange(len(cut)), sizes].all():
+                        found.append(tuple(sizes.tolist()))
         return found
 
     def rule_out(self, box: Box) -> tuple[list[Array], list[Mixture]]:

@@ -157,7 +157,7 @@ class CutProblem:
         listed       cuts whose plans are listed
         sent         [boundary, blocks before it, blocks of the stage behind it], the least seconds of one transfer
                      there, where some are above those of `transfers`; never fewer with more blocks behind; or None
-        ends         [blocks], whether a stage may end behind so many, where it may not behind all; or None
+        ends         [stage, blocks], whether it may end behind so many, where it may not behind all; or None
     """
 
     schedule: Schedule
@@ -173,7 +173,7 @@ class CutProblem:
 
     def allows(self, cut: Sequence[int]) -> bool:
         """Whether stages may end where those of a cut do."""
-        return self.ends is None or all(self.ends[n] for n in accumulate(cut))
+        return self.ends is None or all(row[n] for row, n in zip(self.ends, accumulate(cut), strict=True))
 
     def sent_at(self, cut: Sequence[int]) -> tuple[float, ...]:
         """For each boundary of a cut, the least seconds of one transfer there."""

@@ -1,12 +1,16 @@
 """Writes proofs of bounds of pipelines as JSON, and reads them: what a plan file keeps of `pipeline_cuts`.
 
-Of the least seconds of a stage forward and backward are kept; the other terms are 0. Infinite seconds are null.
+The cuts of a candidate may be in several *windows*: of each boundary a window has the least and the most blocks before
+it. Every window has a proof of its own, from the least seconds of stages that lie in it. Tables have the numbers of
+blocks alone that a stage can have there, by `sizes`; elsewhere they are infinite. Of the least seconds forward and
+backward are kept; the other terms are 0.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,35 +21,54 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Schedule
 from autoddl.core.pipeline_cuts import CutProblem, CutProof, ListedPlans, PricedStages
 
-__all__ = ["TIME_OVER", "proof_from_json", "proof_to_json"]
+__all__ = ["TIME_OVER", "Window", "WindowProof", "ends_in", "proofs_from_json", "proofs_to_json"]
 
 TIME_OVER = "the time was over"
 """Why a search of cuts ended that might have found more."""
+
+Window = tuple[tuple[int, int], ...]
+"""For each boundary the least and the most blocks before it; none: they may lie anywhere."""
 
 _PROOF: TypeAdapter[CutProof] = TypeAdapter(CutProof)
 _LISTED: TypeAdapter[tuple[ListedPlans, ...]] = TypeAdapter(tuple[ListedPlans, ...])
 
 
-def proof_to_json(problem: CutProblem, proof: CutProof, places: Sequence[int | None]) -> dict[str, Any]:
-    """The proof of a candidate, with the least seconds that it starts from, as JSON; infinite ones are null.
+class WindowProof(NamedTuple):
+    """The proof of the cuts of a window, from the least seconds of stages there."""
+
+    window: Window
+    problem: CutProblem
+    proof: CutProof
+
+
+def proofs_to_json(proofs: Sequence[WindowProof], places: Sequence[int | None]) -> dict[str, Any]:
+    """The proofs of a candidate, with the least seconds that they start from, as JSON.
 
     `places` are the positions of the graph behind 1, 2, .. blocks, null where no stage ends.
     """
-    def plain(array: Any) -> Any:
-        """Nested lists with null for infinity."""
-        if isinstance(array, list):
-            return [plain(part) for part in array]
-        return array if array < inf else None
-
-    whole = None if problem.whole is None else plain(problem.whole.tolist())
-    splits = any(action.kind == "W" for action in problem.schedule)
+    problem = proofs[0].problem
     return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
-            "seconds": plain(problem.seconds[:, :, :3 if splits else 2].tolist()), "whole": whole,
-            "known": [[list(weights), plain(values.tolist())] for weights, values in problem.known],
-            "directions": [[list(weights), plain(values.tolist())] for weights, values in problem.directions],
-            "priced": [asdict(one) | {"values": plain(one.values.tolist())} for one in problem.priced],
+            "sent": None if problem.sent is None else _alike(problem.sent), "windows": [*map(_to_json, proofs)]}
+
+
+def _to_json(one: WindowProof) -> dict[str, Any]:
+    """The proof of a window."""
+    window, problem, proof = one
+    possible: NDArray[np.bool_] = np.isfinite(problem.seconds[:, :, 0])
+    sizes = [np.flatnonzero(row) for row in possible]
+
+    def told(values: Array, stages: Iterable[int] = range(len(sizes))) -> list[Any]:
+        """By stage, the values of the sizes that it can have."""
+        return [row[sizes[s]].tolist() for s, row in zip(stages, values, strict=True)]
+
+    splits = any(action.kind == "W" for action in problem.schedule)
+    return {"window": [list(ends) for ends in window], "sizes": [(own + 1).tolist() for own in sizes],
+            "seconds": told(problem.seconds[:, :, :3 if splits else 2]),
+            "whole": None if problem.whole is None else told(problem.whole),
+            "known": [[list(weights), told(values)] for weights, values in problem.known],
+            "directions": [[list(weights), told(values)] for weights, values in problem.directions],
+            "priced": [asdict(one) | {"values": told(one.values, one.stages)} for one in problem.priced],
             "listed": [asdict(one) for one in problem.listed],
-            "sent": None if problem.sent is None else _alike(problem.sent),
             "proof": _PROOF.dump_python(proof, mode="json")}
 
 
@@ -55,9 +78,14 @@ def _alike(sent: Array) -> dict[str, Any]:
     return {"rows": rows.tolist(), "at": at.reshape(sent.shape[:2]).tolist()}
 
 
-def _ends(places: Sequence[int | None]) -> NDArray[np.bool_] | None:
-    """[blocks]: whether a stage may end behind so many, by the places of cuts; None where it may behind all."""
-    found = np.array([True, *(place is not None for place in places), True])
+def ends_in(real: NDArray[np.bool_], window: Window, stages: int) -> NDArray[np.bool_] | None:
+    """[stage, blocks]: whether it may end behind so many, by the places where any may, [blocks], and the window.
+
+    None where it may behind all.
+    """
+    found = np.repeat(real[None], stages, axis=0)
+    for row, (least, most) in zip(found, window, strict=False):
+        row[:least] = row[most + 1:] = False
     return None if found.all() else found
 
 
@@ -66,24 +94,36 @@ def _priced(tree: Mapping[str, Any], values: Array) -> PricedStages:
                         values)
 
 
-def proof_from_json(tree: Mapping[str, Any]) -> tuple[CutProblem, CutProof]:
-    """The question and the proof of a candidate. Raises InputError where the text holds none."""
-    def array(lists: Any) -> Any:
-        made = np.array(lists, dtype=float)
-        return np.where(np.isnan(made), inf, made)
-
+def proofs_from_json(tree: Mapping[str, Any]) -> tuple[WindowProof, ...]:
+    """The proofs of a candidate. Raises InputError where the text holds none."""
     try:
-        known = array(tree["seconds"])
-        rest = np.where(np.isfinite(known[:, :, :1]), 0.0, inf)
-        seconds = np.concatenate([known, np.repeat(rest, 6 - known.shape[2], axis=2)], axis=2)
-        problem = CutProblem(Schedule.parse(tree["schedule"]), seconds, tuple(tree["transfers"]),
-                             None if tree["whole"] is None else array(tree["whole"]),
-                             tuple((tuple(weights), array(values)) for weights, values in tree["known"]),
-                             tuple(_priced(one, array(one["values"])) for one in tree.get("priced", ())),
-                             tuple((tuple(weights), array(values)) for weights, values in tree.get("directions", ())),
-                             _LISTED.validate_python(tree.get("listed", ())),
-                             None if tree.get("sent") is None else array(tree["sent"]["rows"])[tree["sent"]["at"]],
-                             _ends(tree["places"]))
-        return problem, _PROOF.validate_python(tree["proof"])
+        schedule, transfers = Schedule.parse(tree["schedule"]), tuple(tree["transfers"])
+        sent = None if tree.get("sent") is None else np.array(tree["sent"]["rows"])[tree["sent"]["at"]]
+        real = np.array([True, *(place is not None for place in tree["places"]), True])
+        found = []
+        for one in tree["windows"]:
+            window: Window = tuple((least, most) for least, most in one["window"])
+            read = partial(_read, one["sizes"], len(real) - 1)
+            problem = CutProblem(
+                schedule, read(one["seconds"], (6,)), transfers, None if one["whole"] is None else read(one["whole"]),
+                tuple((tuple(weights), read(values)) for weights, values in one["known"]),
+                tuple(_priced(price, read(price["values"], (), price["stages"], 0.0)) for price in one["priced"]),
+                tuple((tuple(weights), read(values)) for weights, values in one["directions"]),
+                _LISTED.validate_python(one["listed"]), sent, ends_in(real, window, schedule.stages))
+            found.append(WindowProof(window, problem, _PROOF.validate_python(one["proof"])))
+        return tuple(found)
     except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None
+
+
+def _read(sizes: Sequence[Sequence[int]], blocks: int, rows: Sequence[Sequence[Any]], terms: tuple[int, ...] = (),
+          stages: Sequence[int] | None = None, else_: float = inf) -> Array:
+    """[stage, blocks - 1, terms]: the values of the sizes that each stage can have; of more terms the last are 0."""
+    found = np.full((len(rows), blocks, *terms), else_)
+    for s, row, own in zip(range(len(rows)) if stages is None else stages, rows, found, strict=True):
+        values = np.array(row, dtype=float)
+        at = np.array(sizes[s], dtype=np.intp) - 1
+        if terms and len(at):
+            values = np.pad(values, ((0, 0), (0, terms[0] - values.shape[1])))
+        own[at] = values if len(at) else 0.0
+    return found

@@ -4,7 +4,8 @@ The file keeps a proof for every candidate of stages, schedule and microbatches.
 that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of each it is checked that
 
     paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
-    boxes     hold every cut, and none is below the bound (`search.certify.pipeline_cuts`)
+    windows   hold every cut: any places of boundaries are in one of them
+    boxes     hold every cut of a window, and none is below the bound (`search.certify.pipeline_cuts`)
     floors    forward and backward of every stage are no more than the work of its ops, split evenly over its devices
     messages  a transfer over a boundary is no more than that of what has to cross it, split evenly over a stage's ranks
     prices    pay for the plan's whole budget, where stages of a rank share it
@@ -18,7 +19,7 @@ the stages of the plan. Plans of the stages of a cut are listed too, where they 
 anew, but for those that paths rule out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -30,7 +31,7 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Tensor, graph_from_text
 from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline_cuts import CutProblem
-from autoddl.core.pipeline_proofs import proof_from_json
+from autoddl.core.pipeline_proofs import Window, proofs_from_json
 from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import crossing
@@ -91,17 +92,22 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             without += row["bound"] is None
             bound = min(bound, inf if row["bound"] is None else 0.0)
             continue
-        problem, proof = proof_from_json(row["proof"])
-        if row["microbatches"] == plan.microbatches:
-            marks, sizes = row["proof"]["places"], tuple(row.get("sizes", ()))
-            asked = plan.source.get("asked", {})
+        proofs = proofs_from_json(row["proof"])
+        _check_windows([one.window for one in proofs], proofs[0].problem)
+        marks, sizes, asked = row["proof"]["places"], tuple(row.get("sizes", ())), plan.source.get("asked", {})
+        is_checked = row["microbatches"] == plan.microbatches
+        if is_checked:
             _check_places(graph, marks, asked.get("cut", ()))
-            _check_floors(graph, cluster, problem, marks, sizes)
-            _check_transfers(graph, cluster, problem, marks, sizes, asked.get("compress", ()))
-        assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
-            f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
-        check_pipeline_bound(problem, proof, row["bound"])
-        bound, paths = min(bound, row["bound"]), paths + len(proof.paths)
+            _check_transfers(graph, cluster, proofs[0].problem, marks, sizes, asked.get("compress", ()))
+        floors = _floors(graph, cluster, proofs[0].problem, marks, sizes) if is_checked else []
+        for window, problem, proof in proofs:
+            if is_checked:
+                _check_floors(floors, problem, window)
+            assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
+                f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
+            check_pipeline_bound(problem, proof, row["bound"])
+            paths += len(proof.paths)
+        bound = min(bound, row["bound"])
     assert plan.bound <= bound * (1 + SAME), f"the plan claims a bound of {plan.bound} s, its proofs give {bound} s"
     return ProvedPipeline(plan.predicted.seconds, min(bound, plan.predicted.seconds), plan.bound, len(rows) - without,
                           paths, without)
@@ -113,9 +119,42 @@ def _check_places(graph: Graph, marks: Sequence[int | None], cuts: Sequence[str]
     assert places == list(places_of(graph, cuts)), "a proof is of other places at which the graph may be cut"
 
 
-def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Sequence[int | None],
-                  sizes: Sequence[int]) -> None:
-    """Asserts that no stage is said to need more seconds than its ops do at the least, wherever it begins.
+def _check_windows(windows: Sequence[Window], problem: CutProblem) -> None:
+    """Asserts that any places of the boundaries lie in a window: so all cuts do."""
+    def uncovered(box: Window) -> Window | None:
+        """A part of a box of places in no window, which the edges of windows divide no more; None where none is."""
+        near = [one for one in windows if all(low <= most and least <= high for (low, high), (least, most) in zip(
+            box, one, strict=False))]
+        if any(all(least <= low and high <= most for (low, high), (least, most) in zip(box, one, strict=False))
+               for one in near):
+            return None
+        for k, (low, high) in enumerate(box):
+            for end in (end for one in near for end in (one[k][0] - 1, one[k][1]) if low <= end < high):
+                halves = ((*box[:k], own, *box[k + 1:]) for own in ((low, end), (end + 1, high)))
+                return next((found for half in halves if (found := uncovered(half)) is not None), None)
+        return box
+
+    boundaries = len(problem.transfers)
+    assert all(len(one) in (0, boundaries) for one in windows), "a window is of other boundaries"
+    left = uncovered(((0, problem.blocks),) * boundaries)
+    assert left is None, f"no window of the proof has the cuts whose boundaries lie behind {left} blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class _Floor:
+    """The work of the ops of some stages with as many blocks.
+
+        before    blocks before each
+        seconds   [stage, term] of forward, backward and W, split evenly over the ranks of its part
+    """
+
+    before: Array
+    seconds: Array
+
+
+def _floors(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Sequence[int | None], sizes: Sequence[int]
+            ) -> list[dict[int, _Floor]]:
+    """By stage and number of blocks, what its ops take wherever it may begin.
 
     `marks` are the positions behind 1, 2, .. blocks, None where no stage ends; `sizes` the ranks of every stage, none
     where all have as many.
@@ -129,17 +168,32 @@ def _check_floors(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Se
     ends = sorted(real)
     every = {part: dict(zip(ends, map(np.array, floor_sums(alive, part, flows, weights, [real[n] for n in ends])),
                             strict=True)) for part in dict.fromkeys(parts)}
+    found = []
     for s, at in enumerate(problem.schedule.placement[0]):
         sums, last = every[parts[at]], len(ends) - 1 - (stages - 1 - s)
-        found = dict[int, list[Array]]()
+        own = dict[int, list[tuple[int, Array]]]()
         for a in ends[:1] if s == 0 else ends[s:last]:
             for b in ends[-1:] if s == stages - 1 else ends[s + 1:last + 1]:
-                found.setdefault(b - a, []).append(sums[b] - sums[a])
-        for n in range(1, blocks + 1):
-            claimed = problem.seconds[s, n - 1, :3]
-            least = np.min(found.get(n, [np.full(3, inf)]), axis=0)
-            assert not np.isfinite(claimed).all() or (claimed <= least * (1 + SAME) + 1e-15).all(), \
-                f"stage {s} with {n} blocks is said to take {claimed.tolist()} s, its ops take {least.tolist()} s"
+                own.setdefault(b - a, []).append((a, sums[b] - sums[a]))
+        found.append({n: _Floor(np.array([a for a, _ in rows]), np.array([row for _, row in rows]))
+                      for n, rows in own.items()})
+    return found
+
+
+def _check_floors(floors: Sequence[Mapping[int, _Floor]], problem: CutProblem, window: Window) -> None:
+    """Asserts that no stage is said to need more seconds than its ops do at the least, wherever in a window it lies."""
+    anywhere = (0, problem.blocks)
+    sides = [anywhere, *(window or (anywhere,) * len(problem.transfers)), anywhere]
+    for s, own in enumerate(floors):
+        for n in range(1, problem.blocks + 1):
+            claimed, one = problem.seconds[s, n - 1, :3], own.get(n)
+            if one is None or not np.isfinite(claimed).all():
+                continue
+            (first, last), (least, most) = sides[s:s + 2]
+            here = (one.before >= first) & (one.before <= last) & (one.before + n >= least) & (one.before + n <= most)
+            floor = one.seconds[here].min(axis=0, initial=inf)
+            assert (claimed <= floor * (1 + SAME) + 1e-15).all(), \
+                f"stage {s} with {n} blocks is said to take {claimed.tolist()} s, its ops take {floor.tolist()} s"
 
 
 def _check_transfers(graph: Graph, cluster: Cluster, problem: CutProblem, marks: Sequence[int | None],

@@ -81,12 +81,15 @@ def _least(software: Software) -> str:
 
 
 def _degrees(run: Run) -> Degrees:
-    """The degrees of a run."""
+    """The degrees of a run.
+
+    In a pipeline gathered weights stay for all microbatches in flight, as under FSDP2 unless it is asked otherwise.
+    """
     apart = run.ep if run.experts else 1
     least = _least(software_of(run))
     policy = {"": least, "none": least, "full": FULL}.get(recomputation_of(run), SELECTIVE)
     return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=run.sequence_parallel and run.tp > 1,
-                   zero=run.zero_stage if run.dp * run.cp > 1 else 0, recompute=policy)
+                   zero=min(run.zero_stage, 2 if run.pp > 1 else 3) if run.dp * run.cp > 1 else 0, recompute=policy)
 
 
 def _with_dtypes(cluster: Cluster) -> Cluster:

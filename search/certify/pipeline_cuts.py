@@ -149,7 +149,8 @@ class _Check:
         self.fixed = self.sent @ self.least_sent
         self.sent_more = np.zeros((len(self.least_sent), *(self.blocks + 1,) * 2)) if problem.sent is None else (
             problem.sent - self.least_sent[:, None, None])
-        self.ends = np.ones(self.blocks + 1, dtype=np.bool_) if problem.ends is None else problem.ends
+        self.ends = np.ones((len(self.terms), self.blocks + 1), dtype=np.bool_) if problem.ends is None else \
+            problem.ends
         assert self.sent_more.shape == (len(self.least_sent), *(self.blocks + 1,) * 2), "transfers are of other stages"
         assert self.sent_more.min(initial=0.0) >= 0 and np.diff(self.sent_more, axis=2).min(initial=0.0) >= 0, \
             "a transfer somewhere is said to take less than it does anywhere, or with fewer blocks behind it"
@@ -278,7 +279,7 @@ class _Check:
         steps = []
         for s, (own, cost) in enumerate(zip(sizes, costs, strict=True)):
             ends = places[:, None] + own
-            fits = (ends <= self.blocks) & self.ends[np.minimum(ends, self.blocks)]
+            fits = (ends <= self.blocks) & self.ends[s, np.minimum(ends, self.blocks)]
             more = sent[s - 1] * self.sent_more[s - 1][:, own] if s else 0.0
             steps.append((np.minimum(ends, self.blocks), np.where(fits, cost + more, np.inf)))
         before, behind = [np.where(places == 0, 0.0, np.inf)], [np.where(places == self.blocks, 0.0, np.inf)]
@@ -427,7 +428,7 @@ class _Check:
             assert len(at) <= MOST_CUTS, f"box {where}: more than {MOST_CUTS} cuts are left to be tried"
             cuts, left = cuts[at], rest[at, option]
             cuts[:, list(self.groups[g])] = own[option]
-        return cuts[self.ends[np.cumsum(cuts, axis=1)].all(axis=1)]
+        return cuts[self.ends[np.arange(cuts.shape[1]), np.cumsum(cuts, axis=1)].all(axis=1)]
 
 
 def _together(first: Array, second: Array) -> Array:

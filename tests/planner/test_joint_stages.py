@@ -19,7 +19,7 @@ import autoddl
 from autoddl.core.errors import Infeasible
 from autoddl.core.pipeline import Schedule, rank_moments
 from autoddl.core.pipeline_cuts import Trail
-from autoddl.core.pipeline_proofs import proof_from_json
+from autoddl.core.pipeline_proofs import proofs_from_json
 from autoddl.core.pipeline_schedules import splits_backward
 from autoddl.core.plan import Plan
 from autoddl.core.stages import cut_graph
@@ -347,7 +347,7 @@ def test_a_false_blend_and_a_raised_bound_are_rejected() -> None:
     _, plan, _ = _planned(2)
     assert plan is not None
     row = plan.source["alternatives"][0]
-    problem, proof = proof_from_json(row["proof"])
+    [(_, problem, proof)] = proofs_from_json(row["proof"])
     check_pipeline_bound(problem, proof, row["bound"])
     with pytest.raises(AssertionError):
         check_pipeline_bound(problem, proof, row["bound"] * 1.05)

@@ -139,8 +139,9 @@ def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, 
             for row in rows]
     with pytest.raises(AssertionError, match="what crosses takes"):
         check_pipeline(replace(found, source=found.source | {"alternatives": sent}))
-    lower = [row | {"proof": row["proof"] | {"seconds": [[[x and 2 * x for x in pair] for pair in stage]
-                                                         for stage in row["proof"]["seconds"]]}} for row in rows]
+    lower = [row | {"proof": row["proof"] | {"windows": [one | {
+        "seconds": [[[2 * x for x in pair] for pair in stage] for stage in one["seconds"]]}
+        for one in row["proof"]["windows"]]}} for row in rows]
     with pytest.raises(AssertionError, match="its ops take"):
         check_pipeline(replace(found, source=found.source | {"alternatives": lower}))
 
@@ -489,7 +490,7 @@ def test_the_candidate_of_the_least_bound_stays_and_waiting_for_another_counts(m
         is_ready = False
 
         def __call__(self) -> object:
-            return candidate_runs._Answered(candidate_runs._Outcome(2.0, None, None, "done", None, False, inf), 7.0)
+            return candidate_runs._Answered(candidate_runs._Outcome(2.0, (), None, "done", None, False, inf), 7.0)
 
         def end(self) -> None: ...
 

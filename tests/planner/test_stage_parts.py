@@ -462,7 +462,7 @@ def test_a_chain_of_unlike_units_is_measured_in_blocks_of_equal_work() -> None:
     assert [place for place in parts.marks if place is not None] == list(parts.places)
     assert [n for n, place in enumerate(parts.marks, start=1) if place is not None] == list(parts.ends[1:-1])
     known = np.random.default_rng(0).random((parts.units + 1, parts.units + 1))
-    table, least = _by_stage(parts, [known] * 4), np.full((4, parts.ends[-1]), inf)
+    table, least = _by_stage(parts, parts.stretches(), [known] * 4), np.full((4, parts.ends[-1]), inf)
     for cut in combinations(range(1, parts.units), 3):
         stages = list(pairwise((0, *cut, parts.units)))
         sizes = [parts.ends[b] - parts.ends[a] for a, b in stages]

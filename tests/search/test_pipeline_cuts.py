@@ -67,8 +67,8 @@ def draw_problem(seed: int) -> CutProblem | None:
 def placed(problem: CutProblem, seed: int) -> CutProblem:
     """The problem, where stages end at some places alone, and transfers depend on where their boundaries lie."""
     rng, blocks = np.random.default_rng(seed), problem.blocks
-    ends = rng.random(blocks + 1) < 0.8
-    ends[[0, blocks]] = True
+    ends = rng.random((problem.schedule.stages, blocks + 1)) < 0.8
+    ends[:, [0, blocks]] = True
     more = np.cumsum(rng.choice((0.0, 0.5), (len(problem.transfers), blocks + 1, blocks + 1)), axis=2)
     made = replace(problem, ends=ends, sent=np.array(problem.transfers)[:, None, None] + more)
     return made if cuts_of(made) else problem
@@ -535,8 +535,8 @@ def test_proofs_that_prove_nothing() -> None:
 def test_long_chains_whose_stages_end_at_few_places_are_proved(name: str, blends: bool) -> None:
     """Where ranks have several stages, the least cut of a box may end stages where they may not."""
     problem, rng = chain(name, 48, 4, 8), np.random.default_rng(1)
-    ends, before, behind = rng.random(49) < 0.5, np.arange(49)[:, None] > 24, np.arange(49) > 2
-    ends[[0, 48]] = True
+    ends, before, behind = rng.random((len(problem.seconds), 49)) < 0.5, np.arange(49)[:, None] > 24, np.arange(49) > 2
+    ends[:, [0, 48]] = True
     problem = replace(problem, ends=ends, sent=np.array(problem.transfers)[:, None, None] + 0.1 * (before & behind))
     found = solve(problem, tolerance=1e-3, effort=30, blends=blends)
     assert problem.allows(found.cut) and found.seconds == pytest.approx(seconds_of(problem, found.cut))

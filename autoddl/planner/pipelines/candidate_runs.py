@@ -22,7 +22,7 @@ from os import cpu_count
 from typing import Any, NamedTuple
 
 from autoddl.core.errors import InputError, MachineError
-from autoddl.core.pipeline_cuts import CutProblem, CutProof
+from autoddl.core.pipeline_proofs import WindowProof
 from autoddl.core.processes import forks
 from autoddl.planner.pipelines.pipeline_candidate import CutSearch
 from autoddl.planner.pipelines.staged_steps import TriedCut
@@ -60,7 +60,7 @@ class _Outcome(NamedTuple):
     """What a process found of a candidate, as in CutSearch; of its pipelines the fastest."""
 
     bound: float
-    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None
+    proof: tuple[WindowProof, ...]
     found: TriedCut | None
     ended: str
     problem: InputError | None

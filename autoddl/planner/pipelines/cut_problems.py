@@ -14,7 +14,8 @@ costs.
 """
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations, pairwise
 from math import comb, inf
 
@@ -23,13 +24,23 @@ from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
-from autoddl.core.pipeline_cuts import CutProblem, ListedPlans, PricedStages, StageSeconds
+from autoddl.core.pipeline_cuts import (
+    CutNode,
+    CutProblem,
+    CutProof,
+    CutSolution,
+    ListedPlans,
+    PathBound,
+    PricedStages,
+    StageSeconds,
+)
+from autoddl.core.pipeline_proofs import Window, WindowProof, ends_in
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
 from autoddl.planner.pipelines.staged_steps import TriedCut
 
-__all__ = ["PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
+__all__ = ["CutWindow", "KnownStages", "PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
 
 FEW = 32
 """Cuts of a chain that are all looked at."""
@@ -50,7 +61,11 @@ LOOKS = 2**21
 """Actions of all cuts that are looked at by then, at most."""
 
 
-class _Known:
+Stretches = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
+"""(numbers of blocks, stages by their blocks, where those of each number begin among them)."""
+
+
+class _Tables:
     """Holds the tables [a, b] of what is known of stages on some number of ranks."""
 
     def __init__(self, part: StageParts, flights: Sequence[Flight], extra: Iterable[tuple[float, ...]],
@@ -63,32 +78,105 @@ class _Known:
         self.counted = {(flight, weights): part.counted(flight, weights) for flight in every for weights in extra}
 
 
-def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = (),
-                listed: Sequence[ListedPlans] = ()) -> CutProblem:
-    """The least seconds of every stage with every number of blocks, wherever it may begin.
+class KnownStages:
+    """What is known of all stages of a candidate, where they lie: it makes the problem of any window of cuts."""
 
-    `listed` are the cuts whose plans are.
+    def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight],
+                 prices: Sequence[SharedPrice] = (), listed: Sequence[ListedPlans] = ()) -> None:
+        """`listed` are cuts whose plans are."""
+        self.part, self.schedule, self.flights, self.listed, m = part, schedule, flights, listed, float(part.each)
+        tables_of = {one: _Tables(one, flights, part.weights, part.directions) for one in part.every}
+        own = [tables_of[part.on(s)] for s in range(part.stages)]
+        every = list(zip(own, flights, strict=True))
+        self.behind = [one.behinds[flight] for one, flight in every]
+        self.wholes = [np.maximum(one.wholes[flight], behind) for (one, flight), behind in zip(
+            every, self.behind, strict=True)]
+        self.passes, self.repeats = [*zip(*(one.passes for one in own), strict=True)], [one.repeats for one in own]
+        extra = [(weights, [np.maximum(one.counted[flight, weights] - _sent(part, s, weights), 0)
+                            for s, (one, flight) in enumerate(every)]) for weights in part.weights]
+        self.terms = [((m, m, m, 1.0, 1.0, 1.0), self.wholes), ((m, m, m, 0.0, 1.0, 1.0), self.behind),
+                      *((weights, [one.least[weights] for one in own]) for weights in (*SINGLES, *part.pieces)), *extra]
+        self.directions = [(weights, [one.directions[weights] for one in own]) for weights in part.directions]
+        self.priced = [(one, [part.priced(flights[s], weights, one.price) - _sent(part, s, weights)
+                              for s, weights in zip(one.stages, one.weights, strict=True)])
+                       for one in dict.fromkeys(prices)]
+        self.sent, self.ends = _sent_at(part), np.isin(np.arange(part.ends[-1] + 1), part.ends)
+
+    def problem(self, window: Window = ()) -> CutProblem:
+        """The least seconds of every stage with every number of blocks, wherever it may lie in a window."""
+        part, stretches = self.part, self.part.stretches(window)
+        by_stage = partial(_by_stage, part, stretches)
+        known, passes = by_stage(self.wholes), np.stack([*map(by_stage, self.passes)], axis=2)
+        seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
+        seconds[~np.isfinite(known)] = inf
+        terms, directions = ([(weights, _once(part, weights, by_stage(values))) for weights, values in some]
+                             for some in (self.terms, self.directions))
+        found = CutProblem(self.schedule, seconds, part.transfers, by_stage(self.repeats) / part.each, tuple(terms),
+                           tuple(_priced(part, stretches, *one) for one in self.priced), tuple(directions), (),
+                           self.sent, ends_in(self.ends, window, part.stages))
+        return replace(found, listed=tuple(one for one in self.listed if found.allows(one.cut)))
+
+
+    def halves(self, window: Window, cut: Sequence[int]) -> tuple[Window, Window] | None:
+        """The window in two parts; a cut in it lies apart from where least is known of its stages. None of one cut.
+
+        It is divided at the boundary of the stage that takes most more than the least of as many blocks elsewhere.
+        """
+        part, ends = self.part, self.part.ends
+        sides = [*(window or ((0, ends[-1]),) * (part.stages - 1))]
+        inside = [[k for k, end in enumerate(ends) if low <= end <= high] for low, high in sides]
+        best: tuple[float, int, int, int] = (0.0, 0, 0, 0)
+        for s, (a, b) in enumerate(pairwise((0, *cut, part.units))):
+            known = self.wholes[s]
+            there = part.least_place(s, ends[b] - ends[a], known, window)
+            more = float(known[a, b] - known[there])
+            for k, here, other in ((s - 1, a, there[0]), (s, b, there[1])):
+                if 0 <= k < len(inside) and here != other and more > best[0]:
+                    best = more, k, min(here, other), max(here, other)
+        _, k, low, high = best
+        if high == low:
+            k = max(range(len(inside)), key=lambda k: len(inside[k]))
+            low, high = inside[k][0], inside[k][-1]
+        at = [one for one in inside[k] if low <= one < high and one != inside[k][-1]]
+        if not at:
+            return None
+        end = ends[at[len(at) // 2 if len(at) > 1 else 0]]
+        first, last = sides[k]
+        return (*sides[:k], (first, end), *sides[k + 1:]), (*sides[:k], (end + 1, last), *sides[k + 1:])
+
+
+@dataclass(slots=True)
+class CutWindow:
+    """The cuts of a candidate whose boundaries lie in a window, and what was proved of them.
+
+        ends      the window
+        bound     seconds that no cut in it is below
+        proof     of the bound; of this window or of one around it
+        answer    what was found there last
     """
-    m = part.each
-    known_of = {one: _Known(one, flights, part.weights, part.directions) for one in part.every}
-    own = [known_of[part.on(s)] for s in range(part.stages)]
-    every = list(zip(own, flights, strict=True))
-    behind = _by_stage(part, [one.behinds[flight] for one, flight in every])
-    known = np.maximum(_by_stage(part, [one.wholes[flight] for one, flight in every]), behind)
-    more = [(weights, _by_stage(part, [one.least[weights] for one in own])) for weights in (*SINGLES, *part.pieces)]
-    extra = [(weights, np.maximum(_by_stage(part, [one.counted[flight, weights] - _sent(part, s, weights)
-                                                   for s, (one, flight) in enumerate(every)]), 0))
-             for weights in part.weights]
-    passes = np.stack([_by_stage(part, one) for one in zip(*(one.passes for one in own), strict=True)], axis=2)
-    seconds = np.concatenate([passes, np.zeros_like(passes)], axis=2)
-    seconds[~np.isfinite(known)] = inf
-    terms = (((m, m, m, 1, 1, 1), known), ((m, m, m, 0, 1, 1), behind), *more, *extra)
-    directions = [(weights, _by_stage(part, [one.directions[weights] for one in own])) for weights in part.directions]
-    return CutProblem(schedule, seconds, part.transfers, _by_stage(part, [one.repeats for one in own]) / m,
-                      tuple((weights, _once(part, weights, values)) for weights, values in terms),
-                      tuple(_priced(part, flights, one) for one in dict.fromkeys(prices)),
-                      tuple((weights, _once(part, weights, values)) for weights, values in directions),
-                      tuple(listed), _sent_at(part), _ends(part))
+
+    ends: Window = ()
+    bound: float = 0.0
+    proof: WindowProof | None = None
+    answer: CutSolution | None = None
+
+    def learn(self, bound: float, problem: CutProblem, proof: CutProof) -> None:
+        """Takes over a bound that is greater, with its proof."""
+        if bound > self.bound:
+            self.bound, self.proof = bound, WindowProof(self.ends, problem, proof)
+
+    def end(self, problem: CutProblem, path: PathBound) -> None:
+        """Takes over that no cut of the window is possible: so one path says no number of any."""
+        mixture = ((0, 1.0),)
+        self.learn(inf, problem, CutProof((path.path,), (mixture,), tuple((s,) for s in range(len(problem.seconds))),
+                                          CutNode((mixture,))))
+        self.answer = None
+
+
+def cut_problem(part: StageParts, schedule: Schedule, flights: Sequence[Flight], prices: Sequence[SharedPrice] = ()
+                ) -> CutProblem:
+    """The least seconds of every stage with every number of blocks, wherever it may begin."""
+    return KnownStages(part, schedule, flights, prices).problem()
 
 
 def _sent(part: StageParts, s: int, weights: Sequence[float]) -> Array:
@@ -123,12 +211,6 @@ def _sent_at(part: StageParts) -> Array | None:
     return found
 
 
-def _ends(part: StageParts) -> NDArray[np.bool_] | None:
-    """[blocks]: whether a stage may end behind so many; None where it may behind all."""
-    found = np.isin(np.arange(part.ends[-1] + 1), part.ends)
-    return None if found.all() else found
-
-
 def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
     """[s, n]: what is known, less what a stage before on the same ranks may have counted of it."""
     twice = np.array([one.seconds(weights) for one in part.twice])
@@ -136,23 +218,24 @@ def _once(part: StageParts, weights: Sequence[float], values: Array) -> Array:
     return found
 
 
-def _by_stage(part: StageParts, values: Sequence[Array]) -> Array:
+def _by_stage(part: StageParts, stretches: Sequence[Stretches], values: Sequence[Array]) -> Array:
     """[s, n - 1]: the least of values[s][a, b] over the places a and b between which stage s may have n blocks.
 
     It is infinite where that cannot be.
     """
-    found = np.full((part.stages, part.ends[-1]), inf)
-    for row, each, (blocks, at, first) in zip(found, values, part.stretches, strict=True):
-        row[blocks - 1] = np.minimum.reduceat(each.ravel()[at], first)
+    found = np.full((len(values), part.ends[-1]), inf)
+    for row, each, (blocks, at, first) in zip(found, values, stretches, strict=True):
+        if len(blocks):
+            row[blocks - 1] = np.minimum.reduceat(each.ravel()[at], first)
     return found
 
 
-def _priced(part: StageParts, flights: Sequence[Flight], one: SharedPrice) -> PricedStages:
+def _priced(part: StageParts, stretches: Sequence[Stretches], one: SharedPrice, known: Sequence[Array]
+            ) -> PricedStages:
     """Tells what is known of stages of a part under a price, with every number of blocks, wherever they may begin."""
     values = np.zeros((len(one.stages), part.ends[-1]))
-    for i, (s, weights) in enumerate(zip(one.stages, one.weights, strict=True)):
-        known = part.priced(flights[s], weights, one.price) - _sent(part, s, weights)
-        least = _by_stage(part, [known] * part.stages)[s]
+    for i, (s, weights, own) in enumerate(zip(one.stages, one.weights, known, strict=True)):
+        [least] = _by_stage(part, [stretches[s]], [own])
         values[i] = np.where(np.isfinite(least), np.maximum(least - part.twice[s].seconds(weights), 0.0), 0.0)
     budget = part.task.budget + sum(part.twice[s].nbytes for s in one.stages)
     return PricedStages(one.stages, one.weights, one.price, budget, values)

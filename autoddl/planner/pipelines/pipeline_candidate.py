@@ -30,17 +30,15 @@ from autoddl.core.errors import InputError
 from autoddl.core.pipeline import Flight, Schedule, sizes_text
 from autoddl.core.pipeline_cuts import (
     CutProblem,
-    CutProof,
     CutSolution,
-    DividedBox,
     ListedPlans,
     PathBound,
 )
-from autoddl.core.pipeline_proofs import TIME_OVER, proof_to_json
+from autoddl.core.pipeline_proofs import TIME_OVER, Window, WindowProof, proofs_to_json
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.cost_models.timelines.pipeline_bounds import closed_paths, critical_path, trace_cut, trace_mean
 from autoddl.cost_models.timelines.pipelines import ONCE
-from autoddl.planner.pipelines.cut_problems import cut_problem, likely_problem
+from autoddl.planner.pipelines.cut_problems import CutWindow, KnownStages, cut_problem, likely_problem
 from autoddl.planner.pipelines.joint_stages import SharedPrice, blend_paths, improved
 from autoddl.planner.pipelines.listed_plans import list_plans
 from autoddl.planner.pipelines.rank_memory import priced_ranks, rank_peak, rank_prices, shared_prices, unit_prices
@@ -104,6 +102,18 @@ into, up to MOST_BOXES.
 MOST_BOXES = 100
 """Boxes of cuts that are looked into for one bound, at most."""
 
+DIVIDED = 8
+"""Windows of cuts that are divided for one bound, at most."""
+
+MOST_WINDOWS = 48
+"""Windows of the cuts of a candidate, at most."""
+
+IN_WINDOWS = 12
+"""New boxes of the cuts of a window that are looked into for one bound, where windows are divided."""
+
+ALONE = 4
+"""Boxes of a single cut that are looked into."""
+
 MOST_PRICES = 48
 """Prices of bytes by what units take, at most."""
 
@@ -119,7 +129,8 @@ class Alternative:
         nbytes         peak bytes of a rank of that pipeline
         bound          seconds that none of its pipelines is below
         detail         why its search ended
-        proof          the least seconds of stages from which the bound follows, the proof, and the places of cuts
+        proof          by window of cuts the least seconds of stages from which the bound follows, and its proof
+        marks          the places of cuts
         sizes          ranks of every stage; none: all have as many
     """
 
@@ -130,14 +141,16 @@ class Alternative:
     nbytes: float | None
     bound: float
     detail: str
-    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
+    proof: tuple[WindowProof, ...] = ()
+    marks: tuple[int | None, ...] = ()
     sizes: tuple[int, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name, as JSON."""
         found = {name: getattr(self, name) for name in self.__slots__ if name != "sizes" or self.sizes}
+        del found["marks"]
         return found | {"bound": None if self.bound == inf else self.bound,
-                        "proof": None if self.proof is None else proof_to_json(*self.proof)}
+                        "proof": proofs_to_json(self.proof, self.marks) if self.proof else None}
 
 
 @dataclass(eq=False)
@@ -157,9 +170,9 @@ class CutSearch:
         listed     cuts whose plans were to be listed; None where they are too many, or left to bounds
         is_tight   whether no cut beside the last was found whose stages fit their ranks without a budget
         bound      seconds that no cut is below
-        proof      of the bound
+        proof      of the bound, by window
         answer     the cuts that are to be solved next
-        boxes      how cuts were divided for it
+        windows    of all cuts: each where its boundaries lie
         turns      how often a blend of all cuts was found before any was solved
         pricing    how often prices of bytes are to be learned for the answer
         rounds     how often cuts were solved
@@ -184,9 +197,9 @@ class CutSearch:
     listed: dict[tuple[int, ...], ListedPlans | None] = field(default_factory=dict)
     is_tight: bool = False
     bound: float = 0.0
-    proof: tuple[CutProblem, CutProof, tuple[int | None, ...]] | None = None
+    proof: tuple[WindowProof, ...] = ()
     answer: CutSolution | None = None
-    boxes: DividedBox | None = None
+    windows: list[CutWindow] = field(default_factory=lambda: [CutWindow()])
     turns: int = 0
     pricing: int = 0
     rounds: int = 0
@@ -232,7 +245,7 @@ class CutSearch:
         detail = "proved" if found and self._reaches(found.seconds) else \
             "no better than the best" if self._reaches(self.best) else self.ended or TIME_OVER
         return Alternative(self.part.stages, self.name, self.part.microbatches, found.seconds if found else None, peak,
-                           bound, detail, self.proof, self.part.sizes)
+                           bound, detail, self.proof, self.part.marks, self.part.sizes)
 
     def _reaches(self, seconds: float) -> bool:
         return self.bound >= seconds * (1 - self.part.task.options.tolerance)
@@ -292,7 +305,7 @@ class CutSearch:
     def _end(self) -> None:
         """Tells why nothing is left to be done, where that is so; a plan is looked for then if none is known."""
         if self.answer is None:
-            self.bound, self.proof, self.ended = inf, None, STARVED
+            self.bound, self.proof, self.ended = inf, (), STARVED
         elif self.stale > STALE or self.rounds == ROUNDS:
             if self.best == inf:
                 near = self.cuts.placed.near(self.part.cut_of(self.answer.cut), self.answer.seconds)
@@ -328,7 +341,7 @@ class CutSearch:
     @property
     def _effort(self) -> int:
         """New boxes of cuts that are looked into for one bound."""
-        return min(EFFORT + (self.boxes.count if self.boxes else 0), MOST_BOXES)
+        return min(EFFORT + (self.answer.boxes.count if self.answer and self.answer.boxes else 0), MOST_BOXES)
 
     @property
     def _is_limited(self) -> bool:
@@ -344,13 +357,8 @@ class CutSearch:
         finally:
             self.took[what] += processor_seconds() - began
 
-    @property
-    def _problem(self) -> CutProblem:
-        listed = [one for one in self.listed.values() if one is not None]
-        return cut_problem(self.part, self.schedule, self.flights, self.prices, listed)
-
     def _least_known(self, effort: int) -> CutSolution | None:
-        return self._least(self._problem, self._tolerance, effort)
+        return self._least(self._tolerance, effort)
 
     def _learn_blend(self, answer: CutSolution | None) -> bool:
         """Learns what units take where seconds count as in a blend; whether that was new of any.
@@ -422,10 +430,19 @@ class CutSearch:
         problem = cut_problem(self.part, self.schedule, self.flights)
         try:
             bound, proof = bound_of_paths(problem, self.paths, partial(trace_mean, likely_problem(problem)))
-            if bound > self.bound:
-                self.bound, self.proof = bound, (problem, proof, self.part.marks)
+            self.windows[0].learn(bound, problem, proof)
+            self._take_over()
         except InputError:
-            self.bound, self.proof, self.ended = inf, None, STARVED
+            self.bound, self.proof, self.ended = inf, (), STARVED
+
+    def _take_over(self) -> None:
+        """Takes over the least bound of all windows where that is greater, with their proofs."""
+        bound = min(one.bound for one in self.windows)
+        if bound > self.bound:
+            rises = bound * (1 - self.part.task.options.tolerance) > self.bound
+            self.stale = 0 if rises else self.stale
+            self.bound = bound
+            self.proof = tuple({id(one.proof): one.proof for one in self.windows if one.proof}.values())
 
     @property
     def _tolerance(self) -> float:
@@ -433,22 +450,60 @@ class CutSearch:
         left = 1 - self.bound / self.best if self.best < inf else 1.0
         return max(self.part.task.options.tolerance / 4, min(ROUGH, left / 8))
 
-    def _least(self, problem: CutProblem, tolerance: float, effort: int = EFFORT) -> CutSolution | None:
-        """The cut that is least under what is known, within a gap; None where no stage has a plan."""
+    def _least(self, tolerance: float, effort: int = EFFORT) -> CutSolution | None:
+        """The cut that is least under what is known, within a gap; None where no stage has a plan.
+
+        It is that of the window of the least bound, which is divided while it matters where the stages of its weakest
+        cut lie.
+        """
+        known = KnownStages(self.part, self.schedule, self.flights, self.prices,
+                            [one for one in self.listed.values() if one is not None])
+        told, left = set[int](), DIVIDED if len(self.part.common_units) > 1 else 0
+        effort = min(effort, IN_WINDOWS) if left else effort
+        while True:
+            one = min(self.windows, key=lambda one: one.bound)
+            if id(one) not in told:
+                told.add(id(one))
+                self._look_into(one, known, tolerance, effort)
+                continue
+            halves = self._halves(one, known, tolerance) if left and not self.late() else None
+            if halves is None:
+                break
+            left -= 1
+            self.windows += halves
+            self.windows.remove(one)
+        self._take_over()
+        return one.answer
+
+    def _look_into(self, one: CutWindow, known: KnownStages, tolerance: float, effort: int) -> None:
+        """Finds the least cut of a window, and its bound; that is infinite where there is none."""
+        problem = known.problem(one.ends)
         try:
-            likely = likely_problem(problem)
-            answer = least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
-                                     effort=effort, tolerance=tolerance, blends=self.blends, ceiling=self.best,
-                                     late=self.late, stages=partial(critical_path, self.schedule),
-                                     before=self.boxes)
+            one.answer = self._least_in(problem, tolerance, effort, one.answer)
+            self.paths = one.answer.paths
+            one.learn(one.answer.bound, problem, one.answer.proof)
         except InputError:
+            one.end(problem, self.paths[0])
+
+    def _least_in(self, problem: CutProblem, tolerance: float, effort: int, before: CutSolution | None) -> CutSolution:
+        likely = likely_problem(problem)
+        return least_over_cuts(problem, self.paths, partial(trace_cut, likely), mean=partial(trace_mean, likely),
+                               effort=effort, tolerance=tolerance, blends=self.blends, ceiling=self.best,
+                               late=self.late, stages=partial(critical_path, self.schedule),
+                               before=before.boxes if before else None)
+
+    def _halves(self, one: CutWindow, known: KnownStages, tolerance: float) -> list[CutWindow] | None:
+        """The parts of a window, if its weakest cut takes more than is known of as many blocks elsewhere in it."""
+        if one.answer is None or len(self.windows) >= MOST_WINDOWS or one.bound >= self.best * (
+                1 - self.part.task.options.tolerance):
             return None
-        self.paths, self.boxes = answer.paths, answer.boxes
-        if answer.bound > self.bound:
-            rises = answer.bound * (1 - self.part.task.options.tolerance) > self.bound
-            self.bound, self.proof = answer.bound, (problem, answer.proof, self.part.marks)
-            self.stale = 0 if rises else self.stale
-        return answer
+        cut = self.part.cut_of(one.answer.weakest)
+        exactly = known.problem(tuple((self.part.ends[k],) * 2 for k in cut))
+        with suppress(InputError):
+            if self._least_in(exactly, tolerance, ALONE, None).bound <= one.bound * (1 + tolerance):
+                return None
+        halves = known.halves(one.ends, cut)
+        return halves and [CutWindow(ends, one.bound, one.proof, one.answer) for ends in halves]
 
     def _solve_answer(self, answer: CutSolution, climbs: bool) -> None:
         """Solves the cut that is least, and the one of which least is proved; near the first also one that is tried.
@@ -481,7 +536,7 @@ class CutSearch:
         news = False
         for _ in range(ELSEWHERE if len(self.part.common_units) > 1 else 0):
             wholes = {one: one.wholes(set(self.flights)) for one in self.part.every}
-            stages = [(self.part.least_place(s, n, wholes[self.part.on(s)][flight]), flight)
+            stages = [(self.part.least_place(s, n, wholes[self.part.on(s)][flight], self._window), flight)
                       for s, (n, flight) in enumerate(zip(sizes, self.flights, strict=True))]
             new = [self._known(one, stages) for one in (StageParts.bound, StageParts.sharpen)]
             if self.is_closed or not any(new):
@@ -507,6 +562,11 @@ class CutSearch:
         each = self.took["plans"] / max(1, self.rounds)
         most = self.took["solve"] + self.took["boxes"]
         return self.took["climb"] <= most if is_best else self.took["climb"] + each <= most * BEHIND
+
+    @property
+    def _window(self) -> Window:
+        """The window of the answer."""
+        return next((one.ends for one in self.windows if one.answer is self.answer), ())
 
     @property
     def _met(self) -> list[tuple[int, ...]]:
@@ -591,7 +651,7 @@ class CutSearch:
             self.find_better()
             self.choose_together()
         if not self.late():
-            self._least(self._problem, self.part.task.options.tolerance / 4)
+            self._least(self.part.task.options.tolerance / 4)
 
     def find_better(self) -> None:
         """Tries cuts beside the fastest while a gap is left, there is time and one is likely better.

@@ -26,6 +26,7 @@ from autoddl.core.graph import Graph, Kind, Op
 from autoddl.core.hubs import add_hubs, needed_ops
 from autoddl.core.layout import Axis, Mesh
 from autoddl.core.pipeline import first_ranks
+from autoddl.core.pipeline_proofs import Window
 from autoddl.core.recompute import (
     NO_RECOMPUTE,
     SEARCH,
@@ -223,8 +224,8 @@ class StageUnits:
         return tuple(np.interp(list(accumulate(sizes[:-1])), self.ends, range(self.units + 1)).tolist())
 
     @cached_property
-    def stretches(self) -> tuple[tuple[Indices, Indices, Indices], ...]:
-        """By stage, (numbers of blocks, stages by their blocks, where those of each number begin among them).
+    def _stretches(self) -> tuple[tuple[Indices, Indices], ...]:
+        """By stage, (numbers of blocks in order, the stages that have them).
 
         A stage is the index of [a, b] in a flat table. Every other stage has one unit at least.
         """
@@ -234,14 +235,28 @@ class StageUnits:
             ends = [self.units] if s == self.stages - 1 else range(1, self.units - (self.stages - 1 - s) + 1)
             pairs = sorted((self.ends[b] - self.ends[a], a * (self.units + 1) + b)
                            for a in begins for b in ends if a < b)
-            blocks, first = np.unique([n for n, _ in pairs], return_index=True)
-            found.append((blocks, np.array([at for _, at in pairs]), first))
+            found.append((np.array([n for n, _ in pairs]), np.array([at for _, at in pairs])))
         return tuple(found)
 
-    def least_place(self, s: int, blocks: int, known: Array) -> tuple[int, int]:
-        """The places from which and to which stage s has so many blocks and least is known of it, [a, b]."""
-        sizes, at, first = self.stretches[s]
-        k = int(np.flatnonzero(sizes == blocks)[0])
+    def stretches(self, window: Window = ()) -> tuple[tuple[Indices, Indices, Indices], ...]:
+        """By stage, (numbers of blocks, stages by their blocks, where those of each number begin among them).
+
+        They are those whose ends lie in the window.
+        """
+        blocks = np.array(self.ends)
+        sides = [(0, blocks[-1]), *(window or ((0, blocks[-1]),) * (self.stages - 1)), (0, blocks[-1])]
+        found = []
+        for (every, at), (first, last), (least, most) in zip(self._stretches, sides[:-1], sides[1:], strict=True):
+            a, b = (blocks[own] for own in divmod(at, self.units + 1))
+            here = (a >= first) & (a <= last) & (b >= least) & (b <= most)
+            numbers, begins = np.unique(every[here], return_index=True)
+            found.append((numbers, at[here], begins))
+        return tuple(found)
+
+    def least_place(self, s: int, blocks: int, known: Array, window: Window = ()) -> tuple[int, int]:
+        """The places in a window from and to which stage s has so many blocks, and least is known of it, [a, b]."""
+        sizes, at, first = self.stretches(window)[s]
+        k = int(np.abs(sizes - blocks).argmin())
         own = at[first[k]:first[k + 1] if k + 1 < len(first) else None]
         a, b = divmod(int(own[known.ravel()[own].argmin()]), self.units + 1)
         return a, b

@@ -1,0 +1,121 @@
+"""Windows of cuts: where units differ, each has what is known of stages that lie in it, and together they have all."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from every_pipeline import CLUSTER, Chain
+from sampling import parametrize_or_slow
+
+import autoddl
+from autoddl.core.errors import InputError
+from autoddl.core.pipeline_proofs import Window, proofs_from_json
+from autoddl.core.pipeline_schedules import splits_backward
+from autoddl.core.plan import Plan
+from autoddl.cost_models import parse_cluster
+from autoddl.explain.pipeline_proof import check_pipeline
+from autoddl.planner.options import PlanOptions
+from autoddl.planner.pipelines import pipeline_candidate
+from autoddl.planner.pipelines.cut_places import places_of
+from autoddl.planner.pipelines.cut_problems import KnownStages
+from autoddl.planner.pipelines.pipeline_candidate import MOST_WINDOWS, CutSearch
+from autoddl.planner.pipelines.stage_parts import StageParts
+from autoddl.planner.pipelines.staged import Staged
+from autoddl.planner.pipelines.tried_cuts import try_cut
+from autoddl.planner.task import task_of
+
+SLOW = CLUSTER.format(flops=1, fast=20, slow=10, latency=1)
+
+
+def widths(seed: int) -> tuple[int, ...]:
+    return tuple(int(n) for n in np.random.default_rng(seed).choice((64, 96, 160, 224), 9))
+
+
+def part_of(seed: int, schedule: str) -> StageParts:
+    torch.manual_seed(0)
+    own = widths(seed)
+    task = task_of(Chain(own), parse_cluster(SLOW, "slow"), torch.randn(64, own[0]),
+                   PlanOptions(microbatches=(4,), max_axes=1, workers=1), "chain", None)
+    places = places_of(task.variant(4).original, ())
+    pipes = Staged(places[:3], schedule, 4).pipes
+    return StageParts(task, 4, 2, 4, places, pipes, splits=splits_backward(schedule))
+
+
+@parametrize_or_slow("seed,schedule", [(7, "interleaved:2")], [(6, "zb-v"), (7, "zb-v")])
+def test_windows_prove_more_and_nothing_that_is_not_so(seed: int, schedule: str,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    part = part_of(seed, schedule)
+    every = [try_cut(part, schedule, cut).seconds for cut in combinations(range(1, part.units), 3)]
+    found = []
+    for most in (MOST_WINDOWS, 1):
+        monkeypatch.setattr(pipeline_candidate, "MOST_WINDOWS", most)
+        search = CutSearch(part_of(seed, schedule), schedule, lambda _: None)
+        while not search.is_done:
+            search.advance()
+        assert search.proof and search.bound <= min(search.seconds, *every) * (1 + 1e-9)
+        found.append((search.bound, len(search.windows)))
+    (divided, windows), (whole, one) = found
+    assert windows > one == 1 and divided >= whole
+
+
+def test_halves_of_windows_have_every_cut_once() -> None:
+    part = part_of(3, "interleaved:2")
+    staged = Staged(part.places[:3], "interleaved:2", 4)
+    known = KnownStages(part, staged.schedule(), staged.flights)
+    rng, cuts = np.random.default_rng(0), [*combinations(range(1, part.units), 3)]
+    windows: list[Window] = [()]
+    for _ in range(30):
+        one = windows.pop(int(rng.integers(len(windows))))
+        inside = [cut for cut in cuts if known.problem(one).allows(sizes(part, cut))]
+        halves = known.halves(one, inside[int(rng.integers(len(inside)))]) if inside else None
+        windows += halves or [one]
+    problems = [known.problem(one) for one in windows]
+    assert len(windows) > 10
+    for cut in cuts:
+        assert sum(problem.allows(sizes(part, cut)) for problem in problems) == 1
+
+
+def sizes(part: StageParts, cut: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(np.diff([0, *(part.ends[k] for k in cut), part.ends[-1]]).tolist())
+
+
+def planned() -> Plan:
+    torch.manual_seed(0)
+    own = widths(7)
+    return autoddl.plan(Chain(own), parse_cluster(SLOW, "slow"), torch.randn(64, own[0]), stages=(2,),
+                        microbatches=(4,), schedule=("interleaved:2",), max_axes=1, workers=1)
+
+
+def leave_one_out(windows: list[dict[str, Any]]) -> None:
+    del windows[1]
+
+
+def widen(windows: list[dict[str, Any]]) -> None:
+    """Says of a window what is known of another: what is left out is in none then."""
+    windows[0]["window"] = windows[1]["window"]
+
+
+def raise_floors(windows: list[dict[str, Any]]) -> None:
+    for row in windows[-1]["seconds"]:
+        row[:] = [[1e3 * x + 1.0 for x in pair] for pair in row]
+
+
+@pytest.mark.parametrize("change,said", [(leave_one_out, "no window of the proof"), (widen, "no window of the proof"),
+                                         (raise_floors, "its ops take")])
+def test_a_proof_whose_windows_are_wrong_is_rejected(change: Callable[[list[dict[str, Any]]], None], said: str) -> None:
+    plan = planned()
+    check_pipeline(plan)
+    wrong = deepcopy(plan)
+    [row] = [row for row in wrong.source["alternatives"] if row["proof"] and len(row["proof"]["windows"]) > 1]
+    change(row["proof"]["windows"])
+    with pytest.raises(AssertionError, match=said):
+        check_pipeline(wrong)
+
+
+def test_a_proof_of_another_form_asks_for_a_new_plan() -> None:
+    with pytest.raises(InputError, match="make the plan again"):
+        proofs_from_json({"schedule": "microbatches 4, stages on ranks 0 1"})
