@@ -97,8 +97,14 @@ class Run:
     """Whether every head of queries and keys is normalised."""
     yarn: bool = False
     """Whether positions are scaled as YaRN does, whose factor is part of the rotation."""
+    overlap: frozenset[str] | None = None
+    """Degrees whose messages are sent beside computation, of OVERLAPS; None: as the program does by default."""
     cluster: str = ""
     """Text of the cluster's file; empty where device, link and network say what it is."""
+
+
+OVERLAPS = ("tp", "dp", "cp", "ep")
+"""Degrees of parallelism of which a program may send messages beside computation."""
 
 
 def check_run(run: Run, where: str) -> None:

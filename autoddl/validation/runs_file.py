@@ -30,7 +30,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.facts import find_beginning, read_facts
-from autoddl.validation.runs import Run, check_run
+from autoddl.validation.runs import OVERLAPS, Run, check_run
 from autoddl.validation.scores import step_flops
 
 __all__ = ["COLUMNS", "DESCRIPTIVE", "MACHINE", "MEASURED", "MODELS", "NEEDED", "ModelFacts", "model_facts",
@@ -43,7 +43,7 @@ MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
            "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_bias", "clamped",
-           "qk_norm", "yarn", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "qk_norm", "yarn", "overlap", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""
@@ -166,7 +166,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         window=whole("window", 0) if row.get("window", "").strip() else facts.window,
         expert_bias=_flag(row, "expert_bias", name, facts.expert_bias),
         clamped=_flag(row, "clamped", name, facts.clamped), qk_norm=_flag(row, "qk_norm", name, facts.qk_norm),
-        yarn=_flag(row, "yarn", name, facts.yarn))
+        yarn=_flag(row, "yarn", name, facts.yarn), overlap=_overlap(row.get("overlap", ""), name))
     check_run(run, name)
     run = replace(run, seconds=_seconds(row, run, name))
     _check_rate(run, name)
@@ -235,6 +235,15 @@ def _recompute(text: str) -> str:
     """The words in small letters; a plain yes is full."""
     words = text.strip().lower()
     return "full" if words in YES else "none" if words in NO and words else words
+
+
+def _overlap(text: str, where: str) -> frozenset[str] | None:
+    """The degrees whose messages are sent beside computation; None where the row does not tell."""
+    words = text.lower().split()
+    if words != ["none"] and not {*words} <= {*OVERLAPS}:
+        raise InputError(f"{where}: overlap is {text!r}; write some of {' '.join(OVERLAPS)}, or none, or leave it "
+                         "empty")
+    return frozenset({*words} - {"none"}) if words else None
 
 
 def _stage(text: str, where: str) -> int:

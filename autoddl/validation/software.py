@@ -1,12 +1,13 @@
 """Tells what the training program of a published run does, from the words of its row and `software.yaml`.
 
-    program     which kernels are fused, which attention, what is sent while it computes, what `selective` recomputes
+    program     which kernels are fused, which attention, what is sent while it computes, what `selective` recomputes;
+                a row may say by itself what is sent so
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
 A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Of
 `one / another` either tells. Any other is taken to run eager, as PyTorch does by default. A name may tell a generation
-of fused attention besides, like `Megatron-DeepSpeed (FlashAttention-2)`. It or a row's notes may tell that the program
-was compiled.
+of fused attention besides, like `Megatron-DeepSpeed (FlashAttention-2)`, or `eager attention`. It or a row's notes may
+tell that the program was compiled.
 """
 
 import re
@@ -47,13 +48,16 @@ LATER: Mapping[str, str] = {name: row["later"] for name, row in read_facts("soft
 APART = frozenset(name for name, row in read_facts("software.yaml", "programs").items() if row.get("yarn_apart"))
 """Beginnings of the programs that turn queries and keys by rows of operators where YaRN scales positions."""
 
+FORCED = frozenset(name for name, row in read_facts("software.yaml", "programs").items() if row.get("fsdp_overlaps"))
+"""Beginnings of the programs whose sharded gradients and weights are always sent beside computation."""
+
 RECIPES = tuple(Recipe(**row) for row in read_facts("software.yaml", "recipes").values())
 
 UNKNOWN = "eager"
 """Profile of a program that is not known."""
 
-_ATTENTION = re.compile(r"FlashAttention-([123])\b", re.IGNORECASE)
-"""A generation of fused attention in the name of a program."""
+_ATTENTION = re.compile(r"FlashAttention-([123])\b|\beager attention\b", re.IGNORECASE)
+"""A generation of fused attention in the name of a program, or that it has two products."""
 
 BLOCK = 128
 """Queries and keys of a block of fused attention, as the cost model's kernels have it."""
@@ -66,8 +70,10 @@ def software_of(run: Run) -> Software:
     if "compile" in run.notes or "torch.compile" in run.framework:
         found = replace(found, fuses=True, by_hand=True)
     if said := _ATTENTION.search(run.framework):
-        found = replace(found, attention=f"flash-{said[1]}")
+        found = replace(found, attention=f"flash-{said[1]}" if said[1] else "products")
+    more = frozenset({"dp"}) if listed in FORCED and run.zero_stage > 1 else frozenset()
     return replace(found, narrow=narrow_dtype(run) or found.narrow, dropout=found.dropout and not run.gated,
+                   overlaps=found.overlaps | more if run.overlap is None else run.overlap,
                    rotates_apart=found.rotates_apart or (run.yarn and listed in APART))
 
 

@@ -18,6 +18,7 @@ from autoddl.planner.question import question_of
 from autoddl.schedule.run_step import run_seconds
 from autoddl.schedule.timeline import predict_timeline
 from autoddl.validation.as_plan import UNBOUND, flat_plan, price_as_plan, stage_plans
+from autoddl.validation.as_plan_bytes import bytes_as_plan
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.templates import model, model_graph
 from autoddl.validation.validate import validate
@@ -93,6 +94,14 @@ def test_a_pipeline_takes_what_its_plan_says_and_what_the_program_adds(tmp_path:
     assert quick.overlaps == frozenset()
     more = price_as_plan(replace(one, layers=4), 2)
     assert more > price_as_plan(one, 2)
+
+
+def test_gathered_weights_stay_in_a_pipeline(tmp_path: Path) -> None:
+    """Several microbatches are in flight, so that nothing that was gathered is freed between forward and backward."""
+    changed = {"dp": 2, "tp": 1, "pp": 2, "n_gpus": 4, "microbatch": 2, "recompute": "full", "schedule": "1F1B"}
+    kept, anew = (run(tmp_path, **SMALL | changed | {"zero_stage": stage}) for stage in (2, 3))
+    assert price_as_plan(anew, 2) == price_as_plan(kept, 2)
+    assert bytes_as_plan(anew, 2) == bytes_as_plan(kept, 2)
 
 
 def test_a_degree_of_whole_nodes_is_one_communicator(tmp_path: Path) -> None:

@@ -212,6 +212,22 @@ def test_a_name_tells_a_generation_of_fused_attention(tmp_path: Path) -> None:
     assert plain.attention == "products" and told == replace(plain, attention="flash-2")
 
 
+def test_a_name_tells_that_attention_is_two_products(tmp_path: Path) -> None:
+    plain, told = (software_of(run(tmp_path, framework=f"DeepSpeed 0.11{words}"))
+                   for words in ("", " (eager attention)"))
+    assert plain.attention == "flash-2" and told == replace(plain, attention="products")
+
+
+@pytest.mark.parametrize(("framework", "stage", "overlap", "sent"), [
+    ("Megatron-Core", 1, "", {"cp"}), ("Megatron-Core", 3, "", {"cp", "dp"}), ("Megatron-LM", 2, "", {"dp"}),
+    ("Megatron-Core", 1, "tp dp", {"tp", "dp"}), ("Megatron-Core", 3, "none", set()),
+    ("NeMo", 1, "", {"tp", "dp", "cp"}), ("torchtitan", 3, "", {"dp"})])
+def test_a_row_or_fsdp_tells_what_is_sent_beside_computation(tmp_path: Path, framework: str, stage: int, overlap: str,
+                                                             sent: set[str]) -> None:
+    made = software_of(run(tmp_path, framework=framework, zero_stage=stage, overlap=overlap))
+    assert made.overlaps == sent
+
+
 def test_gated_models_train_without_dropout(tmp_path: Path) -> None:
     gpt, llama = (software_of(run(tmp_path, gated_ffn=gated)) for gated in (0, 1))
     assert gpt.dropout and llama == replace(gpt, dropout=False)
