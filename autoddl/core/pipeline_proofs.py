@@ -2,8 +2,8 @@
 
 The cuts of a candidate may be in several *windows*: of each boundary a window has the least and the most blocks before
 it. Every window has a proof of its own, from the least seconds of stages that lie in it. Tables have the numbers of
-blocks alone that a stage can have there, by `sizes`; elsewhere they are infinite. Of the least seconds forward and
-backward are kept; the other terms are 0.
+blocks alone that a stage can have there, by `sizes`; elsewhere they are infinite. Each row is the number of one of the
+candidate's `rows`: windows have many in common. Of the least seconds forward and backward are kept; the others are 0.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,20 +46,23 @@ def proofs_to_json(proofs: Sequence[WindowProof], places: Sequence[int | None]) 
 
     `places` are the positions of the graph behind 1, 2, .. blocks, null where no stage ends.
     """
-    problem = proofs[0].problem
+    problem, rows = proofs[0].problem, dict[bytes, tuple[int, list[Any]]]()
+    windows = [_to_json(one, rows) for one in proofs]
     return {"schedule": str(problem.schedule), "places": list(places), "transfers": list(problem.transfers),
-            "sent": None if problem.sent is None else _alike(problem.sent), "windows": [*map(_to_json, proofs)]}
+            "sent": None if problem.sent is None else _alike(problem.sent), "rows": [row for _, row in rows.values()],
+            "windows": windows}
 
 
-def _to_json(one: WindowProof) -> dict[str, Any]:
-    """The proof of a window."""
+def _to_json(one: WindowProof, rows: dict[bytes, tuple[int, list[Any]]]) -> dict[str, Any]:
+    """The proof of a window; adds to the rows of the candidate, by what they hold."""
     window, problem, proof = one
     possible: NDArray[np.bool_] = np.isfinite(problem.seconds[:, :, 0])
     sizes = [np.flatnonzero(row) for row in possible]
 
-    def told(values: Array, stages: Iterable[int] = range(len(sizes))) -> list[Any]:
-        """By stage, the values of the sizes that it can have."""
-        return [row[sizes[s]].tolist() for s, row in zip(stages, values, strict=True)]
+    def told(values: Array, stages: Iterable[int] = range(len(sizes))) -> list[int]:
+        """By stage, the row of the values of the sizes that it can have."""
+        own = [np.ascontiguousarray(row[sizes[s]]) for s, row in zip(stages, values, strict=True)]
+        return [rows.setdefault(row.tobytes() + bytes([row.ndim]), (len(rows), row.tolist()))[0] for row in own]
 
     splits = any(action.kind == "W" for action in problem.schedule)
     return {"window": [list(ends) for ends in window], "sizes": [(own + 1).tolist() for own in sizes],
@@ -103,7 +106,7 @@ def proofs_from_json(tree: Mapping[str, Any]) -> tuple[WindowProof, ...]:
         found = []
         for one in tree["windows"]:
             window: Window = tuple((least, most) for least, most in one["window"])
-            read = partial(_read, one["sizes"], len(real) - 1)
+            read = partial(_read, tree["rows"], one["sizes"], len(real) - 1)
             problem = CutProblem(
                 schedule, read(one["seconds"], (6,)), transfers, None if one["whole"] is None else read(one["whole"]),
                 tuple((tuple(weights), read(values)) for weights, values in one["known"]),
@@ -116,12 +119,12 @@ def proofs_from_json(tree: Mapping[str, Any]) -> tuple[WindowProof, ...]:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None
 
 
-def _read(sizes: Sequence[Sequence[int]], blocks: int, rows: Sequence[Sequence[Any]], terms: tuple[int, ...] = (),
-          stages: Sequence[int] | None = None, else_: float = inf) -> Array:
-    """[stage, blocks - 1, terms]: the values of the sizes that each stage can have; of more terms the last are 0."""
-    found = np.full((len(rows), blocks, *terms), else_)
-    for s, row, own in zip(range(len(rows)) if stages is None else stages, rows, found, strict=True):
-        values = np.array(row, dtype=float)
+def _read(rows: Sequence[Sequence[Any]], sizes: Sequence[Sequence[int]], blocks: int, numbers: Sequence[int],
+          terms: tuple[int, ...] = (), stages: Sequence[int] | None = None, else_: float = inf) -> Array:
+    """[stage, blocks - 1, terms]: the rows of the sizes that each stage can have; of more terms the last are 0."""
+    found = np.full((len(numbers), blocks, *terms), else_)
+    for s, number, own in zip(range(len(numbers)) if stages is None else stages, numbers, found, strict=True):
+        values = np.array(rows[number], dtype=float)
         at = np.array(sizes[s], dtype=np.intp) - 1
         if terms and len(at):
             values = np.pad(values, ((0, 0), (0, terms[0] - values.shape[1])))

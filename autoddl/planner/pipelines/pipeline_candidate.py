@@ -108,6 +108,12 @@ DIVIDED = 8
 MOST_WINDOWS = 48
 """Windows of the cuts of a candidate, at most."""
 
+FIRST_WINDOWS = 1 / 6
+"""The part of the limit that boxes may take before cuts are solved, where windows are divided."""
+
+QUICK = 1 / 100
+"""The part of the limit that looking into a window may take in the mean, before cuts are solved."""
+
 IN_WINDOWS = 12
 """New boxes of the cuts of a window that are looked into for one bound, where windows are divided."""
 
@@ -173,6 +179,7 @@ class CutSearch:
         proof      of the bound, by window
         answer     the cuts that are to be solved next
         windows    of all cuts: each where its boundaries lie
+        looks      how often a window was looked into
         turns      how often a blend of all cuts was found before any was solved
         pricing    how often prices of bytes are to be learned for the answer
         rounds     how often cuts were solved
@@ -200,6 +207,7 @@ class CutSearch:
     proof: tuple[WindowProof, ...] = ()
     answer: CutSolution | None = None
     windows: list[CutWindow] = field(default_factory=lambda: [CutWindow()])
+    looks: int = 0
     turns: int = 0
     pricing: int = 0
     rounds: int = 0
@@ -294,8 +302,7 @@ class CutSearch:
 
     def _answer_next(self) -> None:
         """Finds the bound, and the cuts that are to be solved next; what their blend tells is learned then."""
-        with self._timed("boxes"):
-            answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
+        answer = self._least_known(self._effort if self.rounds and self.best < inf else FIRST_EFFORT)
         self.answer = self._more_boxes(answer) if self.rounds else answer
         is_new = self._learn_blend(self.answer)
         self.pricing = TURNS if is_new and self.rounds and self.prices else 0
@@ -315,8 +322,7 @@ class CutSearch:
     def _answer_priced(self) -> None:
         """Finds the next answer, and learns of its blend and prices of bytes; again while the bound rises."""
         before, self.pricing = self.bound, self.pricing - 1
-        with self._timed("boxes"):
-            self.answer = self._least_known(self._effort) or self.answer
+        self.answer = self._least_known(self._effort) or self.answer
         if not self._learn_blend(self.answer) or self.bound <= before * (1 + self._tolerance / 4) or not self.pricing:
             self.pricing = 0
             self._end()
@@ -334,8 +340,7 @@ class CutSearch:
         while (answer is not None and self._is_limited and not self.is_closed and not self.late()
                and self.took["boxes"] < self.took["solve"] and self.bound > before * (1 + self._tolerance / 4)):
             before = self.bound
-            with self._timed("boxes"):
-                answer = self._least_known(self._effort) or answer
+            answer = self._least_known(self._effort) or answer
         return answer
 
     @property
@@ -466,7 +471,8 @@ class CutSearch:
                 told.add(id(one))
                 self._look_into(one, known, tolerance, effort)
                 continue
-            halves = self._halves(one, known, tolerance) if left and not self.late() else None
+            is_divided = left > 0 and self._has_time_for_windows and not self.late()
+            halves = self._halves(one, known, tolerance) if is_divided else None
             if halves is None:
                 break
             left -= 1
@@ -475,15 +481,28 @@ class CutSearch:
         self._take_over()
         return one.answer
 
+    @property
+    def _has_time_for_windows(self) -> bool:
+        """Whether boxes took no longer than stages did.
+
+        Under a limit they may take some of it first, while looking into a window takes little of that.
+        """
+        limit, boxes = self.part.task.options.stages_limit, self.took["boxes"]
+        if limit is None:
+            return self.rounds > 0
+        first = limit * FIRST_WINDOWS if boxes <= self.looks * limit * QUICK else 0.0
+        return boxes < max(self.took["solve"], first)
+
     def _look_into(self, one: CutWindow, known: KnownStages, tolerance: float, effort: int) -> None:
         """Finds the least cut of a window, and its bound; that is infinite where there is none."""
-        problem = known.problem(one.ends)
-        try:
-            one.answer = self._least_in(problem, tolerance, effort, one.answer)
-            self.paths = one.answer.paths
-            one.learn(one.answer.bound, problem, one.answer.proof)
-        except InputError:
-            one.end(problem, self.paths[0])
+        problem, self.looks = known.problem(one.ends), self.looks + 1
+        with self._timed("boxes"):
+            try:
+                one.answer = self._least_in(problem, tolerance, effort, one.answer)
+                self.paths = one.answer.paths
+                one.learn(one.answer.bound, problem, one.answer.proof)
+            except InputError:
+                one.end(problem, self.paths[0])
 
     def _least_in(self, problem: CutProblem, tolerance: float, effort: int, before: CutSolution | None) -> CutSolution:
         likely = likely_problem(problem)
