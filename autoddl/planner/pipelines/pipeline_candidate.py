@@ -463,12 +463,12 @@ class CutSearch:
         """
         known = KnownStages(self.part, self.schedule, self.flights, self.prices,
                             [one for one in self.listed.values() if one is not None])
-        told, left = set[int](), DIVIDED if len(self.part.common_units) > 1 else 0
+        told, left = list[CutWindow](), DIVIDED if len(self.part.common_units) > 1 else 0
         effort = min(effort, IN_WINDOWS) if left else effort
         while True:
             one = min(self.windows, key=lambda one: one.bound)
-            if id(one) not in told:
-                told.add(id(one))
+            if all(one is not other for other in told):
+                told.append(one)
                 self._look_into(one, known, tolerance, effort)
                 continue
             is_divided = left > 0 and self._has_time_for_windows and not self.late()
