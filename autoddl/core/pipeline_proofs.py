@@ -1,8 +1,8 @@
 """Writes proofs of bounds of pipelines as JSON, and reads them: what a plan file keeps of `pipeline_cuts`.
 
 The cuts of a candidate may be in several *windows*: of each boundary a window has the least and the most blocks before
-it. Every window has a proof of its own, from the least seconds of stages that lie in it. Tables have the numbers of
-blocks alone that a stage can have there, by `sizes`; elsewhere they are infinite. Each row is the number of one of the
+it. Every window has a proof of its own, from the least seconds of stages that lie in it. Tables have only the numbers
+of blocks that a stage can have there, by `sizes`; elsewhere they are infinite. Each row is the number of one of the
 candidate's `rows`: windows have many in common. Of the least seconds forward and backward are kept; the others are 0.
 """
 
@@ -100,33 +100,57 @@ def _priced(tree: Mapping[str, Any], values: Array) -> PricedStages:
 def proofs_from_json(tree: Mapping[str, Any]) -> tuple[WindowProof, ...]:
     """The proofs of a candidate. Raises InputError where the text holds none."""
     try:
-        schedule, transfers = Schedule.parse(tree["schedule"]), tuple(tree["transfers"])
+        schedule, transfers = Schedule.parse(tree["schedule"]), tuple(map(float, tree["transfers"]))
         sent = None if tree.get("sent") is None else np.array(tree["sent"]["rows"])[tree["sent"]["at"]]
         real = np.array([True, *(place is not None for place in tree["places"]), True])
+        _check(len(tree["windows"]) > 0 and len(transfers) == schedule.stages - 1)
+        terms = 3 if any(action.kind == "W" for action in schedule) else 2
         found = []
         for one in tree["windows"]:
-            window: Window = tuple((least, most) for least, most in one["window"])
-            read = partial(_read, tree["rows"], one["sizes"], len(real) - 1)
+            window = _window(one["window"], schedule.stages, len(real) - 1)
+            read = partial(_read, tree["rows"], _sizes(one["sizes"], schedule.stages, len(real) - 1), len(real) - 1)
             problem = CutProblem(
-                schedule, read(one["seconds"], (6,)), transfers, None if one["whole"] is None else read(one["whole"]),
+                schedule, read(one["seconds"], terms), transfers, None if one["whole"] is None else read(one["whole"]),
                 tuple((tuple(weights), read(values)) for weights, values in one["known"]),
-                tuple(_priced(price, read(price["values"], (), price["stages"], 0.0)) for price in one["priced"]),
+                tuple(_priced(price, read(price["values"], 0, price["stages"], 0.0)) for price in one["priced"]),
                 tuple((tuple(weights), read(values)) for weights, values in one["directions"]),
                 _LISTED.validate_python(one["listed"]), sent, ends_in(real, window, schedule.stages))
             found.append(WindowProof(window, problem, _PROOF.validate_python(one["proof"])))
         return tuple(found)
-    except (KeyError, TypeError, ValueError, IndexError, ValidationError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError, ValidationError) as error:
         raise InputError(f"the plan's proof cannot be read ({type(error).__name__}): make the plan again") from None
 
 
-def _read(rows: Sequence[Sequence[Any]], sizes: Sequence[Sequence[int]], blocks: int, numbers: Sequence[int],
-          terms: tuple[int, ...] = (), stages: Sequence[int] | None = None, else_: float = inf) -> Array:
-    """[stage, blocks - 1, terms]: the rows of the sizes that each stage can have; of more terms the last are 0."""
-    found = np.full((len(numbers), blocks, *terms), else_)
-    for s, number, own in zip(range(len(numbers)) if stages is None else stages, numbers, found, strict=True):
-        values = np.array(rows[number], dtype=float)
-        at = np.array(sizes[s], dtype=np.intp) - 1
-        if terms and len(at):
-            values = np.pad(values, ((0, 0), (0, terms[0] - values.shape[1])))
-        own[at] = values if len(at) else 0.0
+def _check(is_so: bool) -> None:
+    """Raises ValueError unless it is so: a file that says otherwise holds no proof."""
+    if not is_so:
+        raise ValueError("a proof of another form")
+
+
+def _window(ends: Sequence[Sequence[int]], stages: int, blocks: int) -> Window:
+    """The window: of each boundary whole numbers of blocks, the least first; or none at all."""
+    found = tuple((int(least), int(most)) for least, most in ends)
+    _check(len(found) in (0, stages - 1) and all(0 <= least <= most <= blocks for least, most in found))
+    return found
+
+
+def _sizes(sizes: Sequence[Sequence[int]], stages: int, blocks: int) -> list[NDArray[np.intp]]:
+    """By stage, the numbers of blocks that it can have, in order."""
+    found = [np.array(own, dtype=np.intp) for own in sizes]
+    _check(len(found) == stages and all((np.diff([0, *own, blocks + 1]) > 0).all() for own in found))
+    return found
+
+
+def _read(rows: Sequence[Sequence[Any]], sizes: Sequence[NDArray[np.intp]], blocks: int, numbers: Sequence[int],
+          terms: int = 0, stages: Sequence[int] | None = None, elsewhere: float = inf) -> Array:
+    """[stage, blocks - 1], or with so many terms [stage, blocks - 1, term]: the rows of the sizes that stages can have.
+
+    Terms that rows have not are 0.
+    """
+    found = np.full((len(numbers), blocks, *((6,) if terms else ())), elsewhere)
+    every = range(len(sizes)) if stages is None else stages
+    _check(len(every) == len(numbers) and min(numbers, default=0) >= 0 and min(every, default=0) >= 0)
+    for s, number, own in zip(every, numbers, found, strict=True):
+        values = np.array(rows[number], dtype=float).reshape(len(sizes[s]), *((terms,) if terms else ()))
+        own[sizes[s] - 1] = np.pad(values, ((0, 0), (0, 6 - terms))) if terms else values
     return found

@@ -14,14 +14,16 @@ that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of ea
 Floors and messages are checked where a candidate has the plan's own number of microbatches. Those of the others are
 taken as the file states them.
 
-What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for
-the stages of the plan. Plans of the stages of a cut are listed too, where they were few. Their pipelines are run
-anew, but for those that paths rule out.
+What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for the
+stages of the plan. The file also says with which numbers of blocks a stage has no plan that fits. That is taken as
+stated, but for the stages of the plan. Plans of the stages of a cut are listed too, where they were few. Their
+pipelines are run anew, but for those that paths rule out.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 import numpy as np
 
@@ -93,6 +95,8 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             bound = min(bound, inf if row["bound"] is None else 0.0)
             continue
         proofs = proofs_from_json(row["proof"])
+        if not isinstance(row["bound"], int | float):
+            raise InputError("a proof of the plan is of no bound: make the plan again")
         _check_windows([one.window for one in proofs], proofs[0].problem)
         marks, sizes, asked = row["proof"]["places"], tuple(row.get("sizes", ())), plan.source.get("asked", {})
         is_checked = row["microbatches"] == plan.microbatches
@@ -100,9 +104,12 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             _check_places(graph, marks, asked.get("cut", ()))
             _check_transfers(graph, cluster, proofs[0].problem, marks, sizes, asked.get("compress", ()))
         floors = _floors(graph, cluster, proofs[0].problem, marks, sizes) if is_checked else []
+        is_own = is_checked and _is_own(plan, row)
         for window, problem, proof in proofs:
             if is_checked:
                 _check_floors(floors, problem, window)
+            if is_own:
+                _check_own(plan, problem, marks)
             assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
                 f"a proof says that ranks have less memory than the plan's budget of {plan.budget} bytes"
             check_pipeline_bound(problem, proof, row["bound"])
@@ -135,9 +142,27 @@ def _check_windows(windows: Sequence[Window], problem: CutProblem) -> None:
         return box
 
     boundaries = len(problem.transfers)
-    assert all(len(one) in (0, boundaries) for one in windows), "a window is of other boundaries"
     left = uncovered(((0, problem.blocks),) * boundaries)
     assert left is None, f"no window of the proof has the cuts whose boundaries lie behind {left} blocks"
+
+
+def _is_own(plan: Plan, row: Mapping[str, Any]) -> bool:
+    """Whether a candidate has as many stages as the plan, its schedule, and parts of as many ranks."""
+    if plan.pipeline is None:
+        return False
+    parts = [end - first for first, end in plan.pipeline.ranks]
+    return (row["stages"], row["schedule"], [*row.get("sizes", ())] or parts[:1] * len(parts)) == (
+        len(plan.pipeline.stages), plan.pipeline.name, parts)
+
+
+def _check_own(plan: Plan, problem: CutProblem, marks: Sequence[int | None]) -> None:
+    """Asserts that a problem whose windows hold the plan's own cut does not say that its stages are impossible."""
+    assert plan.pipeline is not None
+    ends = [*(marks.index(cut) + 1 for cut in plan.pipeline.cuts), problem.blocks]
+    sizes = np.diff([0, *ends])
+    if problem.allows(sizes.tolist()):
+        is_there = np.isfinite(problem.seconds[np.arange(len(sizes)), sizes - 1]).all(axis=1)
+        assert is_there.all(), f"a proof says that stages of {sizes.tolist()} blocks are impossible: the plan's own"
 
 
 @dataclass(frozen=True, slots=True)

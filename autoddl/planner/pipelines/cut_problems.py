@@ -20,7 +20,6 @@ from itertools import combinations, pairwise
 from math import comb, inf
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autoddl.core.cost_table import Array
 from autoddl.core.pipeline import Flight, Schedule
@@ -38,6 +37,7 @@ from autoddl.core.pipeline_proofs import Window, WindowProof, ends_in
 from autoddl.cost_models.timelines.pipeline_bounds import critical_path
 from autoddl.planner.pipelines.joint_stages import SharedPrice
 from autoddl.planner.pipelines.stage_parts import SINGLES, StageParts
+from autoddl.planner.pipelines.stage_units import Stretches
 from autoddl.planner.pipelines.staged_steps import TriedCut
 
 __all__ = ["CutWindow", "KnownStages", "PlacedStages", "beside", "cut_problem", "likely_problem", "other_cuts"]
@@ -61,10 +61,6 @@ LOOKS = 2**21
 """Actions of all cuts that are looked at by then, at most."""
 
 
-Stretches = tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]
-"""(numbers of blocks, stages by their blocks, where those of each number begin among them)."""
-
-
 class _Tables:
     """Holds the tables [a, b] of what is known of stages on some number of ranks."""
 
@@ -84,17 +80,17 @@ class KnownStages:
     def __init__(self, part: StageParts, schedule: Schedule, flights: Sequence[Flight],
                  prices: Sequence[SharedPrice] = (), listed: Sequence[ListedPlans] = ()) -> None:
         """`listed` are cuts whose plans are."""
-        self.part, self.schedule, self.flights, self.listed, m = part, schedule, flights, listed, float(part.each)
+        self.part, self.schedule, self.listed, m = part, schedule, listed, float(part.each)
         tables_of = {one: _Tables(one, flights, part.weights, part.directions) for one in part.every}
         own = [tables_of[part.on(s)] for s in range(part.stages)]
         every = list(zip(own, flights, strict=True))
-        self.behind = [one.behinds[flight] for one, flight in every]
+        behinds = [one.behinds[flight] for one, flight in every]
         self.wholes = [np.maximum(one.wholes[flight], behind) for (one, flight), behind in zip(
-            every, self.behind, strict=True)]
+            every, behinds, strict=True)]
         self.passes, self.repeats = [*zip(*(one.passes for one in own), strict=True)], [one.repeats for one in own]
         extra = [(weights, [np.maximum(one.counted[flight, weights] - _sent(part, s, weights), 0)
                             for s, (one, flight) in enumerate(every)]) for weights in part.weights]
-        self.terms = [((m, m, m, 1.0, 1.0, 1.0), self.wholes), ((m, m, m, 0.0, 1.0, 1.0), self.behind),
+        self.terms = [((m, m, m, 1.0, 1.0, 1.0), self.wholes), ((m, m, m, 0.0, 1.0, 1.0), behinds),
                       *((weights, [one.least[weights] for one in own]) for weights in (*SINGLES, *part.pieces)), *extra]
         self.directions = [(weights, [one.directions[weights] for one in own]) for weights in part.directions]
         self.priced = [(one, [part.priced(flights[s], weights, one.price) - _sent(part, s, weights)
@@ -116,11 +112,11 @@ class KnownStages:
                            self.sent, ends_in(self.ends, window, part.stages))
         return replace(found, listed=tuple(one for one in self.listed if found.allows(one.cut)))
 
-
     def halves(self, window: Window, cut: Sequence[int]) -> tuple[Window, Window] | None:
-        """The window in two parts; a cut in it lies apart from where least is known of its stages. None of one cut.
+        """Divides a window in two, so that a cut and the places where least is known of its stages fall apart.
 
-        It is divided at the boundary of the stage that takes most more than the least of as many blocks elsewhere.
+        That is at the boundary of the stage that takes most more than the least of as many blocks elsewhere. Returns
+        None where the window has one place for each boundary.
         """
         part, ends = self.part, self.part.ends
         sides = [*(window or ((0, ends[-1]),) * (part.stages - 1))]
@@ -134,18 +130,18 @@ class KnownStages:
                 if 0 <= k < len(inside) and here != other and more > best[0]:
                     best = more, k, min(here, other), max(here, other)
         _, k, low, high = best
-        if high == low:
+        at = [one for one in inside[k][:-1] if low <= one < high]
+        if not at:
             k = max(range(len(inside)), key=lambda k: len(inside[k]))
-            low, high = inside[k][0], inside[k][-1]
-        at = [one for one in inside[k] if low <= one < high and one != inside[k][-1]]
+            at = inside[k][:-1]
         if not at:
             return None
-        end = ends[at[len(at) // 2 if len(at) > 1 else 0]]
+        end = ends[at[len(at) // 2]]
         first, last = sides[k]
         return (*sides[:k], (first, end), *sides[k + 1:]), (*sides[:k], (end + 1, last), *sides[k + 1:])
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class CutWindow:
     """The cuts of a candidate whose boundaries lie in a window, and what was proved of them.
 
@@ -160,16 +156,16 @@ class CutWindow:
     proof: WindowProof | None = None
     answer: CutSolution | None = None
 
-    def learn(self, bound: float, problem: CutProblem, proof: CutProof) -> None:
-        """Takes over a bound that is greater, with its proof."""
+    def learn(self, bound: float, problem: CutProblem, proof: CutProof, ends: Window) -> None:
+        """Takes over a bound that is greater, with its proof, of this window or of one around it with other ends."""
         if bound > self.bound:
-            self.bound, self.proof = bound, WindowProof(self.ends, problem, proof)
+            self.bound, self.proof = bound, WindowProof(ends, problem, proof)
 
     def end(self, problem: CutProblem, path: PathBound) -> None:
-        """Takes over that no cut of the window is possible: so one path says no number of any."""
+        """Takes over that no cut of the window is possible: any path proves it, for no numbers of blocks are left."""
         mixture = ((0, 1.0),)
         self.learn(inf, problem, CutProof((path.path,), (mixture,), tuple((s,) for s in range(len(problem.seconds))),
-                                          CutNode((mixture,))))
+                                          CutNode((mixture,))), self.ends)
         self.answer = None
 
 

@@ -5,6 +5,9 @@ schedule (`search.pipeline_cuts`). That bound comes first with what one search o
 it is below the best plan. The cut that is least under what is known is solved: the layouts of its stages are searched,
 and the pipeline is simulated. Then more is known, and the bound rises:
 
+    Where units differ, cuts are divided into windows by where their boundaries lie (`cut_problems.CutWindow`). That of
+    the least bound is looked into, and its cuts are solved.
+
     0  before any, units are searched under prices of their bytes, which rule out cuts that leave a rank too little
        (`rank_memory.unit_prices`), and where seconds count as in the blend that says most of the plans of units
     1  the stages of the cut are searched alone, and sharper where they were (`StageParts.bound`, `StageParts.sharpen`);
@@ -435,7 +438,8 @@ class CutSearch:
         problem = cut_problem(self.part, self.schedule, self.flights)
         try:
             bound, proof = bound_of_paths(problem, self.paths, partial(trace_mean, likely_problem(problem)))
-            self.windows[0].learn(bound, problem, proof)
+            for window in self.windows:
+                window.learn(bound, problem, proof, ())
             self._take_over()
         except InputError:
             self.bound, self.proof, self.ended = inf, (), STARVED
@@ -443,7 +447,9 @@ class CutSearch:
     def _take_over(self) -> None:
         """Takes over the least bound of all windows where that is greater, with their proofs."""
         bound = min(one.bound for one in self.windows)
-        if bound > self.bound:
+        if bound == inf:
+            self.bound, self.proof, self.ended = inf, (), STARVED
+        elif bound > self.bound:
             rises = bound * (1 - self.part.task.options.tolerance) > self.bound
             self.stale = 0 if rises else self.stale
             self.bound = bound
@@ -463,16 +469,19 @@ class CutSearch:
         """
         known = KnownStages(self.part, self.schedule, self.flights, self.prices,
                             [one for one in self.listed.values() if one is not None])
-        told, left = list[CutWindow](), DIVIDED if len(self.part.common_units) > 1 else 0
-        effort = min(effort, IN_WINDOWS) if left else effort
+        looked, left = set[CutWindow](), DIVIDED if len(self.part.common_units) > 1 else 0
+        effort = min(effort, IN_WINDOWS) if len(self.windows) > 1 or (left and self._has_time_for_windows) else effort
         while True:
             one = min(self.windows, key=lambda one: one.bound)
-            if all(one is not other for other in told):
-                told.append(one)
-                self._look_into(one, known, tolerance, effort)
+            if one not in looked:
+                looked.add(one)
+                with self._timed("boxes"):
+                    self._look_into(one, known, tolerance, effort)
                 continue
-            is_divided = left > 0 and self._has_time_for_windows and not self.late()
-            halves = self._halves(one, known, tolerance) if is_divided else None
+            halves = None
+            if left and self._has_time_for_windows and not self.late():
+                with self._timed("boxes"):
+                    halves = self._halves(one, known, tolerance)
             if halves is None:
                 break
             left -= 1
@@ -483,9 +492,9 @@ class CutSearch:
 
     @property
     def _has_time_for_windows(self) -> bool:
-        """Whether boxes took no longer than stages did.
+        """Whether boxes took no longer than stages did, under a limit; else whether cuts were solved.
 
-        Under a limit they may take some of it first, while looking into a window takes little of that.
+        Boxes may take some of a limit first, while looking into a window takes little of that.
         """
         limit, boxes = self.part.task.options.stages_limit, self.took["boxes"]
         if limit is None:
@@ -496,13 +505,12 @@ class CutSearch:
     def _look_into(self, one: CutWindow, known: KnownStages, tolerance: float, effort: int) -> None:
         """Finds the least cut of a window, and its bound; that is infinite where there is none."""
         problem, self.looks = known.problem(one.ends), self.looks + 1
-        with self._timed("boxes"):
-            try:
-                one.answer = self._least_in(problem, tolerance, effort, one.answer)
-                self.paths = one.answer.paths
-                one.learn(one.answer.bound, problem, one.answer.proof)
-            except InputError:
-                one.end(problem, self.paths[0])
+        try:
+            one.answer = self._least_in(problem, tolerance, effort, one.answer)
+            self.paths = one.answer.paths
+            one.learn(one.answer.bound, problem, one.answer.proof, one.ends)
+        except InputError:
+            one.end(problem, self.paths[0])
 
     def _least_in(self, problem: CutProblem, tolerance: float, effort: int, before: CutSolution | None) -> CutSolution:
         likely = likely_problem(problem)

@@ -56,9 +56,12 @@ from autoddl.pricing.floors import cone_cost, floor_sums
 from autoddl.pricing.price import Pricing
 from autoddl.search.limits import Late, never
 
-__all__ = ["StageUnits"]
+__all__ = ["StageUnits", "Stretches"]
 
 Indices = NDArray[np.intp]
+
+Stretches = tuple[Indices, Indices, Indices]
+"""(numbers of blocks, stages by their blocks, where those of each number begin among them)."""
 
 ALIKE = 1.3
 """The factor between the work of units that count as alike."""
@@ -238,11 +241,8 @@ class StageUnits:
             found.append((np.array([n for n, _ in pairs]), np.array([at for _, at in pairs])))
         return tuple(found)
 
-    def stretches(self, window: Window = ()) -> tuple[tuple[Indices, Indices, Indices], ...]:
-        """By stage, (numbers of blocks, stages by their blocks, where those of each number begin among them).
-
-        They are those whose ends lie in the window.
-        """
+    def stretches(self, window: Window = ()) -> tuple[Stretches, ...]:
+        """By stage, those whose ends lie in the window."""
         blocks = np.array(self.ends)
         sides = [(0, blocks[-1]), *(window or ((0, blocks[-1]),) * (self.stages - 1)), (0, blocks[-1])]
         found = []
@@ -254,7 +254,7 @@ class StageUnits:
         return tuple(found)
 
     def least_place(self, s: int, blocks: int, known: Array, window: Window = ()) -> tuple[int, int]:
-        """The places in a window from and to which stage s has so many blocks, and least is known of it, [a, b]."""
+        """The places in a window where least is known of stage s with so many blocks, or with the nearest, [a, b]."""
         sizes, at, first = self.stretches(window)[s]
         k = int(np.abs(sizes - blocks).argmin())
         own = at[first[k]:first[k + 1] if k + 1 < len(first) else None]
