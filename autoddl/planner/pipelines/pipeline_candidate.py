@@ -111,7 +111,7 @@ DIVIDED = 8
 MOST_WINDOWS = 48
 """Windows of the cuts of a candidate, at most."""
 
-FIRST_WINDOWS = 1 / 6
+FIRST_WINDOWS = 1 / 4
 """The part of the limit that boxes may take before cuts are solved, where windows are divided."""
 
 QUICK = 1 / 100
