@@ -242,7 +242,7 @@ class StageUnits:
         return tuple(found)
 
     def stretches(self, window: Window = ()) -> tuple[Stretches, ...]:
-        """By stage, those whose ends lie in the window."""
+        """By stage, the places [a, b] that it may have in a window, ordered by its number of blocks."""
         blocks = np.array(self.ends)
         sides = [(0, blocks[-1]), *(window or ((0, blocks[-1]),) * (self.stages - 1)), (0, blocks[-1])]
         found = []
