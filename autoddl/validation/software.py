@@ -7,7 +7,7 @@
 A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Of
 `one / another` either tells. Any other is taken to run eager, as PyTorch does by default. A name may tell a generation
 of fused attention besides, like `Megatron-DeepSpeed (FlashAttention-2)`, or `eager attention`. It or a row's notes may
-tell that the program was compiled.
+tell that the program was compiled, but not by words like `not compiled` or `whether compiled is not stated`.
 """
 
 import re
@@ -35,11 +35,15 @@ class Recipe:
     recompute: str
 
 
-_PROFILES: Mapping[str, str] = {name: row["profile"] for name, row in read_facts("software.yaml", "programs").items()}
+_PROGRAMS: Mapping[str, str] = {name: row["profile"] for name, row in read_facts("software.yaml", "programs").items()}
 """Beginning of a program's name -> the software profile that says what it does."""
 
-PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[profile] for name, profile in _PROFILES.items()}
+PROGRAMS: Mapping[str, Software] = {name: SOFTWARE[profile] for name, profile in _PROGRAMS.items()}
 """Beginning of a program's name -> what it does."""
+
+_PROFILES: Mapping[str, str] = {**_PROGRAMS, **{name: name for name in SOFTWARE
+                                                if name not in {program.lower() for program in _PROGRAMS}}}
+"""The same of programs and of software profiles, which are known by the beginnings of their names too."""
 
 LATER: Mapping[str, str] = {name: row["later"] for name, row in read_facts("software.yaml", "programs").items()
                             if "later" in row}
@@ -59,6 +63,9 @@ UNKNOWN = "eager"
 _ATTENTION = re.compile(r"FlashAttention-([123])\b|\beager attention\b", re.IGNORECASE)
 """A generation of fused attention in the name of a program, or that it has two products."""
 
+_COMPILED = re.compile(r"(?<![\w.])(?<!not )(?<!no )(?<!without )(?<!whether )(?:torch\.)?compiled?\b", re.IGNORECASE)
+"""Words which say that a program was compiled."""
+
 BLOCK = 128
 """Queries and keys of a block of fused attention, as the cost model's kernels have it."""
 
@@ -66,9 +73,9 @@ BLOCK = 128
 def software_of(run: Run) -> Software:
     """Returns what is known of the program of a run; a row that says so was compiled."""
     listed, profile = _listed(run.framework), profile_of(run)
-    found = PROGRAMS[listed] if listed and profile == _PROFILES[listed] else SOFTWARE[profile]
-    if "compile" in run.notes or "torch.compile" in run.framework:
-        found = replace(found, fuses=True, by_hand=True)
+    found = PROGRAMS[listed] if profile == _PROGRAMS.get(listed) else SOFTWARE[profile]
+    if _is_compiled(run):
+        found = _compiled(found)
     if said := _ATTENTION.search(run.framework):
         found = replace(found, attention=f"flash-{said[1]}" if said[1] else "products")
     more = frozenset({"dp"}) if listed in FORCED and run.zero_stage > 1 else frozenset()
@@ -78,11 +85,21 @@ def software_of(run: Run) -> Software:
 
 
 def profile_of(run: Run) -> str:
-    """Returns the name of the software profile of a run's program."""
+    """Returns the name of the software profile of a run's program, as it runs compiled where it does and has one."""
     listed = _listed(run.framework)
-    if listed in LATER and _multiplies_float8(run):
-        return LATER[listed]
-    return _PROFILES[listed] if listed else run.framework if run.framework in SOFTWARE else UNKNOWN
+    name = LATER[listed] if listed in LATER and _multiplies_float8(run) else _PROFILES.get(listed, UNKNOWN)
+    return f"{name}-compiled" if _is_compiled(run) and f"{name}-compiled" in SOFTWARE else name
+
+
+def _is_compiled(run: Run) -> bool:
+    """Whether the name of a program or the notes of a run say that it was compiled."""
+    return any(_COMPILED.search(said) for said in (run.framework, run.notes))
+
+
+def _compiled(program: Software) -> Software:
+    """What a program does once it is compiled: rows of elementwise operators are a kernel each, both ways."""
+    return replace(program, fuses=True, by_hand=True, norms_in_rows=False, masks_apart=False, rotates_apart=False,
+                   biases_apart=False)
 
 
 def _listed(framework: str) -> str:
@@ -100,9 +117,9 @@ def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
     """A line for every framework of the runs that is not known, with the rows that have it and what is near it."""
     rows: dict[str, list[str]] = {}
     for run in runs:
-        if not _listed(run.framework) and run.framework not in SOFTWARE:
+        if not _listed(run.framework):
             rows.setdefault(run.framework, []).append(run.row)
-    known = (*_PROFILES, *(name for name in SOFTWARE if name not in _PROFILES))
+    known = (*_PROGRAMS, *(name for name in SOFTWARE if name not in _PROGRAMS))
     found = []
     for name, where in rows.items():
         said = f"the framework {name!r} is not known" if name else "no framework is named"

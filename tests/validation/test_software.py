@@ -197,6 +197,32 @@ def test_a_name_tells_that_a_program_was_compiled(tmp_path: Path) -> None:
     assert not plain.fuses and made == replace(plain, fuses=True, by_hand=True)
 
 
+@pytest.mark.parametrize(("framework", "notes", "profile"), [
+    ("torchtitan", "not compiled; shape from the config", "torchtitan"),
+    ("torchtitan", "whether compiled is not stated", "torchtitan"), ("torchtitan", "", "torchtitan"),
+    ("torchtitan", "run without torch.compile", "torchtitan"),
+    ("torchtitan", "torch.compile+float8", "torchtitan-compiled"),
+    ("torchtitan (torch.compile)", "", "torchtitan-compiled"), ("torchtitan-compiled 0.0.2", "", "torchtitan-compiled"),
+    ("torchtitan", "compiled", "torchtitan-compiled"), ("LitGPT, torch.compile", "", "litgpt"),
+    ("torchtitan-float8", "", "torchtitan-float8"), ("modern", "", "modern")])
+def test_words_tell_whether_a_program_was_compiled_and_names_of_profiles_are_known(
+        tmp_path: Path, framework: str, notes: str, profile: str) -> None:
+    assert profile_of(run(tmp_path, framework=framework, notes=notes)) == profile
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "transformers", "paddle-2023", "megatron-2019"])
+def test_a_compiled_program_has_no_rows_of_operators_left(tmp_path: Path, name: str) -> None:
+    made = software_of(run(tmp_path, framework=f"{name} (torch.compile)"))
+    assert made.fuses and made.by_hand
+    assert not (made.norms_in_rows or made.masks_apart or made.rotates_apart or made.biases_apart)
+
+
+def test_a_program_that_is_named_as_compiled_is_priced_as_one_that_says_so(tmp_path: Path) -> None:
+    named, said = (price_as_plan(run(tmp_path, **SHARDED | {"framework": name}), 2)
+                   for name in ("torchtitan-compiled", "torchtitan (torch.compile)"))
+    assert named == said
+
+
 def test_keys_and_values_of_groups_are_copied_where_attention_is_two_products(tmp_path: Path) -> None:
     made = [RunPlan.of(run(tmp_path, framework="Megatron-LM", tp=1, dp=8, layers=2, kv_heads=heads), 2)
             for heads in (8, 32)]
