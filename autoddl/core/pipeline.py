@@ -64,31 +64,33 @@ class Flight(NamedTuple):
     """The microbatches that a stage has at once.
 
         in_flight   microbatches whose activations are there, from F until B
-        waiting     others, whose gradients of weights wait for W; 0 where backward is not split
+        waiting     others, whose gradients of weights wait for W then; 0 where backward is not split
         begun       whether a backward has ended before, so that there are sums of gradients
         most        (in flight, waiting) at most at any time, where the others are those of one moment; None: the same
+        later       how many more wait for W at another time, when at least as many fewer are in flight
     """
 
     in_flight: int
     waiting: int = 0
     begun: bool = True
     most: tuple[int, int] | None = None
+    later: int = 0
 
     @property
     def own(self) -> "Flight":
         """The most that the stage has at any time."""
-        return Flight(*(self.most or self[:2]))
+        return Flight(*(self.most or self[:2]), later=self.later)
 
     @property
     def is_several(self) -> bool:
-        """Whether it ever has several: weights that are gathered stay so then, and layouts to choose from differ."""
-        return sum(self.most or self[:2]) > 1
+        """Whether it ever has several, or one waits: gathered weights stay then, and layouts to choose from differ."""
+        return sum(self.most or self[:2]) + self.later > 1
 
     @property
     def counted(self) -> "Flight":
         """What says how many bytes it has at the moment: equal for stages that differ at other times alone."""
         stays = self.is_several and sum(self[:2]) <= 1
-        return Flight(*self[:3], (1, 1) if stays else None)
+        return Flight(*self[:3], (1, 1) if stays else None, self.later)
 
 
 class RankMoment(NamedTuple):
@@ -231,15 +233,25 @@ def fullest(schedule: Schedule) -> tuple[int, int, Action]:
 
 
 def flights_of(schedule: Schedule) -> tuple[Flight, ...]:
-    """By stage, the most microbatches between F and B in any of its copies, and the most that wait for W there."""
-    late, found = {action._replace(kind="B") for action in schedule if action.kind == "W"}, []
+    """By stage, the most microbatches between F and B in any of its copies, and how many more there are with W.
+
+        in flight <= k        that wait <= w        both together <= n        waiting = n - k        later = w - (n - k)
+    """
+    found = []
     for stage in range(schedule.stages):
         alone, ranks = [float(s == stage) for s in range(schedule.stages)], {pipe[stage] for pipe in schedule.placement}
-        most = [round(peak) for rank, peak in enumerate(peak_activations(schedule, alone, 0.0)) if rank in ranks]
-        own = ([one for one in schedule.actions[rank] if one.stage == stage] for rank in ranks)
-        waits = [max(accumulate((one in late) - (one.kind == "W") for one in row), default=0) for row in own]
-        found.append(Flight(max(most), max(waits)))
+        k, both = (round(max(peaks[rank] for rank in ranks)) for peaks in (
+            peak_activations(schedule, alone, kept) for kept in (0.0, 1.0)))
+        waits = max(_most_waiting(schedule, stage, rank) for rank in ranks)
+        found.append(Flight(k, both - k, later=waits - (both - k)))
     return tuple(found)
+
+
+def _most_waiting(schedule: Schedule, stage: int, rank: int) -> int:
+    """The most microbatches of a stage that wait for W on a rank."""
+    own = [one for one in schedule.actions[rank] if one.stage == stage]
+    late = {action._replace(kind="B") for action in own if action.kind == "W"}
+    return max(accumulate((one in late) - (one.kind == "W") for one in own), default=0)
 
 
 def rank_moments(schedule: Schedule, least: int = 2) -> dict[int, RankMoments]:
@@ -293,7 +305,7 @@ def counted_flights(schedule: Schedule) -> tuple[Flight, ...]:
     for one in rank_moments(schedule).values():
         flights = one.fullest.flights if one.fullest else ()
         for s, flight in zip(one.stages, flights, strict=bool(flights)):
-            found[s] = flight._replace(most=(found[s].in_flight, found[s].waiting))
+            found[s] = flight._replace(most=(found[s].in_flight, found[s].waiting), later=found[s].later)
     return tuple(found)
 
 

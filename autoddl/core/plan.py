@@ -208,6 +208,7 @@ class Plan:
         recompute       names of the blocks of which backward runs ops again (`core.recompute`)
         in_flight       microbatches whose activations are there at once; more than 1 in a stage of a pipeline alone
         waiting         others, whose gradients of weights wait for W (`core.pipeline.Flight`)
+        later           how many more wait for W at another time (the same)
         pipeline        the stages, each with a plan of its own; None for a plan without stages
         version         of the format
 
@@ -240,6 +241,7 @@ class Plan:
     recompute: tuple[str, ...] = ()
     in_flight: int = 1
     waiting: int = 0
+    later: int = 0
     pipeline: "Pipeline | None" = None
     version: int = VERSION
 
@@ -400,8 +402,9 @@ def _tree(plan: Plan) -> dict[str, Any]:
 def _without_defaults(tree: dict[str, Any]) -> dict[str, Any]:
     if tree["in_flight"] == 1:
         del tree["in_flight"]
-    if tree["waiting"] == 0:
-        del tree["waiting"]
+    for name in ("waiting", "later"):
+        if tree[name] == 0:
+            del tree[name]
     if not tree["predicted"]["in_switches"]:
         del tree["predicted"]["in_switches"]
     if tree["predicted"]["parts"] is None:

@@ -292,4 +292,4 @@ def plan_of(made: Assembled, pricing: Pricing, solution: Solution, about: Mappin
                 inputs=made.inputs, predicted=made.predicted, proof=solution.proof, cluster=cluster.name,
                 backend=cluster.backend, levels=levels, microbatches=pricing.microbatches,
                 bucket_bytes=BUCKET_BYTES, recompute=pricing.recompute, in_flight=pricing.in_flight,
-                waiting=pricing.waiting, **about)
+                waiting=pricing.waiting, later=pricing.later, **about)

@@ -37,6 +37,7 @@ class Candidate:
         recompute      the blocks that backward computes again, as text (`core.recompute`)
         in_flight      microbatches whose activations are there at once
         waiting        others, whose gradients of weights wait
+        later          how many more wait at another time (`core.pipeline.Flight`)
         stays          whether there are several at other times, so that gathered weights stay
     """
 
@@ -46,6 +47,7 @@ class Candidate:
     recompute: str = NO_RECOMPUTE
     in_flight: int = 1
     waiting: int = 0
+    later: int = 0
     stays: bool = False
 
     def __str__(self) -> str:
@@ -109,9 +111,11 @@ def _space(task: PlanTask, candidate: Candidate) -> tuple[Pricing, tuple[Variabl
     graph = task.variant(candidate.microbatches).graph
     pricing = Pricing(graph, candidate.mesh, task.cluster, task.options.optimizer, candidate.microbatches, task.hidden,
                       policy_blocks(graph, candidate.recompute), candidate.in_flight, task.counts,
-                      candidate.waiting, task.ports, task.options.compress, task.options.sparse or "", task.copies)
+                      candidate.waiting, task.ports, task.options.compress, task.options.sparse or "", task.copies,
+                      candidate.later)
     region = candidate.region(graph, candidate.mesh)
-    others = max(candidate.in_flight + candidate.waiting, 1 + candidate.stays)  # whose weights must stay gathered
+    several = candidate.in_flight + candidate.waiting + candidate.later
+    others = max(several, 1 + candidate.stays)  # whose weights must stay gathered
     return pricing, variables(graph, candidate.mesh, region, candidate.microbatches, others, pricing.sparse)
 
 

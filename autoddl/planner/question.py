@@ -94,6 +94,8 @@ class Question:
     """The number of microbatches of the plan whose activations are there at once."""
     waiting: int = 0
     """The number of those whose gradients of weights wait."""
+    later: int = 0
+    """How many more wait at another time (`core.pipeline.Flight`)."""
 
     def asking(self, **options: Any) -> "Question":
         """The question with some options replaced."""
@@ -151,7 +153,7 @@ def question_of(plan: Plan) -> Question:
                           recompute=source.get("recompute", (policy_text(plan.recompute),)),
                           compress=source.get("compress", ()), sparse=source.get("sparse"))
     return Question(graph_from_text(source["graph"]), cluster, options, plan.microbatches, source.get("parts", {}),
-                    policy_text(plan.recompute), plan.in_flight, plan.waiting)
+                    policy_text(plan.recompute), plan.in_flight, plan.waiting, plan.later)
 
 
 def options_text(options: PlanOptions) -> dict[str, Any]:
@@ -202,7 +204,7 @@ def network_on(question: Question, mesh: Mesh) -> CostNetwork:
     """All choices that the question leaves on one mesh, priced, with its own number of microbatches."""
     own = replace(question, parts={})
     candidate = Candidate(mesh, region_of(question.options), question.microbatches, question.recompute,
-                          question.in_flight, question.waiting)
+                          question.in_flight, question.waiting, question.later)
     return build_network(task_of_question(own), candidate)
 
 
@@ -277,7 +279,7 @@ def space_of_plan(plan: Plan, cluster: Cluster | None = None) -> tuple[Space, tu
     asked = question_of(plan)
     own = replace(asked, parts={}, cluster=cluster or asked.cluster)
     space = space_of(task_of_question(own), Candidate(plan.mesh, region_of(own.options), own.microbatches,
-                                                      own.recompute, own.in_flight, own.waiting))
+                                                      own.recompute, own.in_flight, own.waiting, own.later))
     return space, _choice(plan, space.variables)
 
 
@@ -296,7 +298,8 @@ def candidates_of(question: Question) -> list[Candidate]:
     region = region_of(question.options)
     counts = [one.microbatches for one in split_by_microbatches(question)]
     every = allowed_meshes(question.cluster, question.options)
-    plain = [Candidate(mesh, region, n, in_flight=question.in_flight, waiting=question.waiting)
+    plain = [Candidate(mesh, region, n, in_flight=question.in_flight, waiting=question.waiting,
+                       later=question.later)
              for n in counts for mesh in every]
     return under_policies(plain, question.options.recompute)
 

@@ -151,6 +151,8 @@ class Pricing:
     """How gradients may add up sparse, as text (`core.sparse`); "": nowhere."""
     copies: Copies | None = None
     """What copies of this stage exchange; None: it is not counted."""
+    later: int = 0
+    """How many more microbatches wait at another time (`core.pipeline.Flight`); rows do not count them."""
     chained: Mapping[str, Chained] = field(init=False, compare=False)
     """By name, the ops that are fused with others: those that run again are so in kernels by hand alone."""
     narrow: Mapping[str, Cast] = field(init=False, compare=False)

@@ -56,10 +56,11 @@ def _check_stages(plan: Plan, schedule: Schedule) -> None:
             raise InputError(f"stage {s} has the ranks {stage.ranks} and the mesh '{stage.plan.mesh}', the schedule "
                              f"places it on {size} ranks from {first} on; plan again")
         flight = flights_of(schedule)[s]
-        if stage.plan.in_flight < flight.in_flight or stage.plan.waiting < flight.waiting:
+        waits, planned = flight.waiting + flight.later, stage.plan.waiting + stage.plan.later
+        if stage.plan.in_flight < flight.in_flight or planned < waits:
             raise InputError(f"stage {s} is planned for {stage.plan.in_flight} microbatches in flight, the schedule "
-                             f"has {flight.in_flight} there, and {flight.waiting} that wait for W where "
-                             f"{stage.plan.waiting} are planned: plan again for this schedule")
+                             f"has {flight.in_flight} there, and {waits} that wait for W where {planned} are planned: "
+                             "plan again for this schedule")
     if begins[-1] != plan.mesh.size:
         raise InputError(f"the stages have ranks 0 to {begins[-1] - 1}, and the plan is for {plan.mesh.size}: plan "
                          "again")

@@ -7,7 +7,9 @@
     in flight   where a stage of a pipeline has several microbatches in flight, their forwards run first, then backwards
                 and forwards in turn, as in 1F1B: their activations are there at once
     waiting     where a schedule splits backward, what microbatches keep from B to W (`operators.waiting`), as many as
-                wait at most: counted all the time, so that the line is above what is in use
+                wait beside the most in flight: counted all the time, so that the line is above what is in use
+    later       of those in flight, this many wait at another time instead: what they keep more then, from the first
+                backward on
     optimizer   AdamW in a loop over parameters has the roots and the denominator of one, and the denominator of the
                 one before (torch.optim.adam, _single_tensor_adam); on an accelerator, on plain tensors, it goes over
                 all at once (_multi_tensor_adam) and has one such buffer for each
@@ -90,7 +92,8 @@ def _acted_out(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most:
     parsed = ParsedPlan(few, graph, cluster.device.kind == "cpu", cluster.device.by_hand)
     step = MicrobatchMemory(heap, parsed, stored, given, _deciding(plan, cluster))
     late = _waiting(plan, graph)
-    moving = [*_in_transit(heap, plan, graph), *([heap.new(plan.waiting * late, "transient")] if late else [])]
+    waits = [heap.new(plan.waiting * late, "transient")] if plan.waiting and late else []
+    moving = [*_in_transit(heap, plan, graph), *waits]
     is_stage = any(op.target in (SEND, RECEIVE) for op in graph.ops)
     passes = Passes(heap, {"transient": late} if late else {}, plan.waiting) if is_stage else None
     begun = [step.begun(part == few.microbatches - 1) for part in range(few.microbatches)]
@@ -111,6 +114,8 @@ def _acted_out(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most:
                 heap.drop(storage)
         if passes is not None and others:
             passes.others = count if part < few.microbatches + together - 2 else 0
+        if passes is not None and part == together - 1:
+            moving += _later(heap, passes, plan.later, late)
         if part >= together - 1:
             begun[part - together + 1].backward()
             if passes is not None:
@@ -121,6 +126,12 @@ def _acted_out(plan: Plan, graph: Graph, optimizer: str, cluster: Cluster, most:
     plain = all(state == B for s in plan.stored for state in s.layout)
     _update(heap, step.reductions.grads, kept, cluster.device.kind != "cpu" and plain)
     return heap, passes.in_parts(heap.of_pass or {}) if passes is not None else None
+
+
+def _later(heap: Heap, passes: Passes, count: int, late: float) -> list[int]:
+    """A storage as large as what so many microbatches keep more while they wait for W than while they are in flight."""
+    passes.later = count * max(0.0, late - sum(passes.kept.values()))
+    return [heap.new(passes.later, "transient")] if passes.later else []
 
 
 def _as_kept(heap: Heap, before: Mapping[str, float], count: int) -> list[int]:
@@ -150,7 +161,7 @@ def _waiting(plan: Plan, graph: Graph) -> float:
     What several ops read in pieces of one size is there once.
     """
     decided, seen, found = plan.index().decisions, set[tuple[int, int]](), 0.0
-    for i, kept in kept_for_weights(graph).items() if plan.waiting else ():
+    for i, kept in kept_for_weights(graph).items() if plan.waiting + plan.later else ():
         op, one = graph.ops[i], decided.get(graph.ops[i].name)
         if one is None:
             continue

@@ -61,6 +61,7 @@ class Passes:
         kept      what a forward leaves behind
         in_flight, begun    as it is now, of those that are acted out one by one
         others    more in flight that are like these
+        later     bytes that are there besides, of microbatches which wait at another time: no part counts them
     """
 
     heap: Heap
@@ -72,6 +73,7 @@ class Passes:
     in_flight: int = 0
     begun: bool = False
     others: int = 0
+    later: float = 0.0
 
     def start(self) -> None:
         """Notes what there is before the first pass."""
@@ -81,16 +83,19 @@ class Passes:
     def ended(self, kind: Kind) -> None:
         """Notes the pass that has ended."""
         count = self.in_flight + self.others + (kind == "F")
-        self.passes.append(_Pass(kind, count, self.begun, dict(self.heap.of_pass or {})))
+        self.passes.append(_Pass(kind, count, self.begun, self._counted(self.heap.of_pass or {})))
         self.begun = self.begun or kind == "B"
         if kind == "F" and len(self.passes) <= 2 and not self.begun:
-            self.kept = _less(dict(self.heap.parts), self.between[-1][2])
+            self.kept = _less(self._counted(self.heap.parts), self.between[-1][2])
         self.in_flight += 1 if kind == "F" else -1
         self._note()
         self.heap.begin_pass()
 
     def _note(self) -> None:
-        self.between.append((self.in_flight + self.others, self.begun, dict(self.heap.parts)))
+        self.between.append((self.in_flight + self.others, self.begun, self._counted(self.heap.parts)))
+
+    def _counted(self, there: Bytes) -> Bytes:
+        return _less(there, {"transient": self.later}) if self.later else dict(there)
 
     def in_parts(self, update: Bytes) -> StageBytes:
         """The bytes in parts; `update` are those at the update."""

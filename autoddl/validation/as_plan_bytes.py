@@ -55,7 +55,7 @@ def _staged_bytes(run: Run, asked: RunPlan) -> float:
 
 def _with_layers(asked: RunPlan, which: int, flight: Flight, count: int) -> StageBytes:
     """The bytes of a stage with so many layers; they are the same for any number of microbatches from two on."""
-    few = Flight(min(flight.in_flight, 2), min(flight.waiting, 1))
+    few = Flight(min(flight.in_flight, 2), min(flight.waiting + flight.later, 1))
     own = _stage_bytes(asked, which, few)
     if count == 1:
         return own

@@ -285,7 +285,24 @@ def test_stages_count_what_they_have_when_their_rank_has_most() -> None:
     assert counted_flights(generate("zb-h1", 4, 8)) == flights_of(generate("zb-h1", 4, 8)), "one stage a rank"
 
 
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-h2"])
+@pytest.mark.parametrize("parts,microbatches", [(2, 2), (2, 5), (4, 4), (4, 9), (8, 3), (8, 16)])
+def test_a_stage_alone_on_its_rank_has_what_its_fullest_moment_has(name: str, parts: int, microbatches: int) -> None:
+    """Whatever a microbatch keeps while it is in flight and while it waits: most at one time, not the most of each."""
+    schedule = generate(name, parts, microbatches)
+    for flight, moments in zip(flights_of(schedule), rank_moments(schedule, 1).values(), strict=True):
+        there = [one.flights[0][:2] for one in moments.moments]
+        assert flight.in_flight == max(k for k, _ in there)
+        assert (flight.waiting + flight.later, name.startswith("zb")) == (max(w for _, w in there), flight.later > 0)
+        for kept, late in ((5.0, 2.0), (3.0, 3.0), (2.0, 5.0), (0.0, 1.0)):
+            most = max(k * kept + w * late for k, w in there)
+            told = flight.in_flight * kept + flight.waiting * late + flight.later * max(0.0, late - kept)
+            assert told == most, (flight, there)
+
+
 def test_flights_are_the_same_for_what_they_count() -> None:
     assert Flight(3, 1, most=(7, 1)).counted == Flight(3, 1) and Flight(3, 1, most=(7, 1)).own == Flight(7, 1)
     assert Flight(1, 0, most=(1, 1)).counted == Flight(1, 0, most=(1, 1)) != Flight(1).counted, "gathered weights stay"
     assert Flight(1, 0, begun=False).counted != Flight(1).counted
+    assert Flight(2, 1, later=1).counted == Flight(2, 1, later=1).own == Flight(2, 1, later=1)
+    assert Flight(1, later=1).is_several and not Flight(1).is_several, "one that waits for W keeps gathered weights"

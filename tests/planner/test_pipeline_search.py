@@ -534,7 +534,8 @@ def test_a_written_schedule_is_planned_beside_one_whose_stages_lie_elsewhere(tmp
     assert places == [((0, 1, 1, 0),), ((0, 1, 0, 1),)]
 
 
-@pytest.mark.parametrize("schedule,parts", [("1f1b", 4), ("interleaved:2", 2), ("zb-v", 2), ("chimera:1", 2)])
+@pytest.mark.parametrize("schedule,parts", [("1f1b", 4), ("interleaved:2", 2), ("zb-v", 2), ("chimera:1", 2),
+                                            ("zb-h1", 2), ("zb-h2", 2)])
 def test_the_memory_of_ranks_over_the_step_has_the_peak_of_the_plan(schedule: str, parts: int) -> None:
     """It begins with what is stored, and of the fullest rank it is at most what the plan predicts."""
     one = task("llama", layers=2)

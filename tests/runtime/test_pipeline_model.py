@@ -258,8 +258,8 @@ def tracked(name: str, plan: Plan) -> int:
 @pytest.mark.parametrize("name", ["gpt-4", "llama-4"])
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2"])
 def test_what_is_in_flight_and_what_waits_takes_about_the_bytes_that_are_predicted(name: str, schedule: str) -> None:
-    """About: of messages on their way one of every kind is counted, and microbatches that wait all the time. Prints
-    tracked bytes by stage, and predicted / tracked."""
+    """About: of messages on their way one of every kind is counted. Prints tracked bytes by stage, and predicted /
+    tracked."""
     plan, of = planned(name, 4, schedule, "one=1", 8), captured(name, 8)
     assert plan.pipeline is not None
     place = cluster_of("one=1")
@@ -269,7 +269,7 @@ def test_what_is_in_flight_and_what_waits_takes_about_the_bytes_that_are_predict
               for stage, graph, nbytes in zip(plan.pipeline.stages, cut_graph(of.graph, even_cuts(of.graph, 4)), most,
                                               strict=True)]
     print(name, schedule, most, [round(ratio, 2) for ratio in ratios])
-    assert all(0.8 < ratio < 1.15 for ratio in ratios)
+    assert all(0.8 < ratio < 1.0 for ratio in ratios)
 
 
 @pytest.mark.ranks

@@ -130,7 +130,7 @@ def _choices(task: PlanTask, stage: StageGraph, part: Cluster, microbatches: int
     own = stage_task(task, stage, part, microbatches)
     for mesh in allowed_meshes(part, own.options):
         candidate = Candidate(mesh, region_of(own.options), microbatches, in_flight=flight.in_flight,
-                              waiting=flight.waiting)
+                              waiting=flight.waiting, later=flight.later)
         network = build_network(own, candidate)
         if prod(network.sizes) > LIMIT:
             raise ValueError(f"{prod(network.sizes)} choices are too many to try")

@@ -71,7 +71,8 @@ def _choices(task: PlanTask, stage: StageGraph, part: Cluster, flight: Flight, s
     """The choices of a stage that matter; `number` is its own among those of its ranks."""
     own, m = stage_task(task, stage, part, task.options.microbatches[0]), task.options.microbatches[0]
     for mesh in allowed_meshes(part, own.options):
-        candidate = Candidate(mesh, region_of(own.options), m, in_flight=flight.in_flight, waiting=flight.waiting)
+        candidate = Candidate(mesh, region_of(own.options), m, in_flight=flight.in_flight, waiting=flight.waiting,
+                              later=flight.later)
         network = build_network(own, candidate)
         seconds = np.round(np.stack([score_every_choice(build_network(
             replace(own, counts=counts), candidate

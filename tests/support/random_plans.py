@@ -63,9 +63,10 @@ def random_plan(captured: Captured, seed: int, mesh: str | None = None, cluster:
     names = [recompute_entry(block.name, levels.choice((FULL, SELECTIVE, LIGHT))) for block in blocks]
     pricing = Pricing(graph, Mesh.parse(mesh or rng.choice(MESHES)), place, microbatches=microbatches,
                       recompute=tuple(random.Random(seed).sample(names, (len(names) + 1) // 2)),
-                      in_flight=flight.in_flight, waiting=flight.waiting, codecs=codecs, sparse=sparse)
+                      in_flight=flight.in_flight, waiting=flight.waiting, later=flight.later, codecs=codecs,
+                      sparse=sparse)
     space = variables(graph, pricing.mesh, microbatches=microbatches, sparse=sparse,
-                      in_flight=flight.in_flight + flight.waiting)
+                      in_flight=flight.in_flight + flight.waiting + flight.later)
     problem = problem_of(pricing, space, None)
     choice = random_choice(problem, rng)
     leaning = _lean(choice, space, rng, rng.choice((0.0, 0.3, 0.7)))

@@ -73,7 +73,8 @@ def staged_plan(captured: Captured, cuts: Sequence[int], name: str, mesh: str, m
                            microbatches=microbatches // schedule.pipes, recompute=recompute, flight=flights[s])
         stages.append(Stage((first, end), ranks[place], plan))
     return replace(stages[0].plan, mesh=whole, decisions=(),
-                   conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, recompute=(),
+                   conversions=(), stored=(), inputs={}, levels={"pipe": ""}, in_flight=1, waiting=0, later=0,
+                   recompute=(),
                    microbatches=microbatches,
                    fingerprints={"model": captured.graph.fingerprint(), "cluster": "", "autoddl": str(VERSION)},
                    pipeline=Pipeline(name, str(schedule), tuple(stages)))

@@ -328,8 +328,8 @@ class SolvedStages(StageUnits):
         It has as many microbatches as the stage has at any time.
         """
         task, flight = stage_task(self.task, graph, self.cluster, self.each), flight.own
-        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting, stays=False,
-                            recompute=policy_in(graph, source, found.candidate.recompute))
+        candidate = replace(found.candidate, in_flight=flight.in_flight, waiting=flight.waiting, later=flight.later,
+                            stays=False, recompute=policy_in(graph, source, found.candidate.recompute))
         row = {named_moment(source, graph, moment): weight for moment, weight in found.best.row.items()}
         one = chosen(task, candidate, found.solution, row)
         made = assemble(one.pricing, one.solution, one.variables)

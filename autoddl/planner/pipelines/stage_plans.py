@@ -74,7 +74,7 @@ def stage_candidates(task: PlanTask, stage: StageGraph, cluster: Cluster, microb
     own = stage_task(task, stage, cluster, microbatches)
     free = within or [Candidate(mesh, region_of(own.options)) for mesh in allowed_meshes(cluster, own.options)]
     plain = [replace(one, microbatches=microbatches, in_flight=flight.in_flight, waiting=flight.waiting,
-                     stays=flight.is_several) for one in free]
+                     later=flight.later, stays=flight.is_several) for one in free]
     return own, under_policies(plain, own.options.recompute)
 
 
