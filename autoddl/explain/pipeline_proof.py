@@ -1,7 +1,8 @@
 """Checks the bound of a plan with stages from what its file says, by code that shares nothing with the search.
 
 The file keeps a proof for every candidate of stages, schedule and microbatches. That is the least seconds of stages
-that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of each it is checked that
+that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). It is checked that there is one for every
+candidate that the file says was asked for. Of each it is checked that
 
     paths     are paths of the schedule's task graph, so that no pipeline is quicker (`search.certify.pipeline_paths`)
     windows   hold every cut: any places of boundaries are in one of them
@@ -11,16 +12,17 @@ that were known, and a tree of boxes over the cuts (`core.pipeline_cuts`). Of ea
     prices    pay for the plan's whole budget, where stages of a rank share it
     plan      the plan's own bound is no more than the least of all
 
-Floors and messages are checked where a candidate has the plan's own number of microbatches. Those of the others are
+Floors and messages are those of the model with a candidate's microbatches. Where the file does not keep that, they are
 taken as the file states them.
 
 What was proved of single stages above their floors is stated in the file. `explain --stage K --proof` proves it for the
 stages of the plan. The file also says with which numbers of blocks a stage has no plan that fits. That is taken as
-stated, but for the stages of the plan. Plans of the stages of a cut are listed too, where they were few. Their
+stated, but for the stages of the plan. So are candidates without any plan, and the bound of plans without stages, which
+are told apart (`stated`). Plans of the stages of a cut are listed too, where they were few. Their
 pipelines are run anew, but for those that paths rule out.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -30,17 +32,19 @@ import numpy as np
 from autoddl.core.codecs import codecs_of, part_in_flight
 from autoddl.core.cost_table import Array
 from autoddl.core.errors import InputError
-from autoddl.core.graph import Graph, Tensor, graph_from_text
+from autoddl.core.graph import Graph, Tensor
 from autoddl.core.hubs import needed_ops
 from autoddl.core.pipeline_cuts import CutProblem
 from autoddl.core.pipeline_proofs import Window, proofs_from_json
+from autoddl.core.pipeline_schedules import chunks_of, schedule_title
 from autoddl.core.plan import Plan
 from autoddl.core.split_backward import weights_of
 from autoddl.core.stages import crossing
-from autoddl.cost_models import Cluster, parse_cluster
+from autoddl.cost_models import Cluster, show_seconds
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.part_ranks import Ranks, part_clusters, ranks_of_parts
+from autoddl.planner.pipelines.part_ranks import Ranks, candidates_asked, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.staged_steps import transfer_seconds
+from autoddl.planner.question import Question, split_by_microbatches, whole_question_of
 from autoddl.pricing.floors import floor_sums
 from autoddl.search.certify.pipeline_cuts import check_pipeline_bound
 
@@ -59,7 +63,7 @@ class ProvedPipeline:
         claimed      the bound that the plan states, in seconds
         candidates   number of candidates with a proof
         paths        number of paths that were walked
-        without      number of candidates without any cut
+        stated       what is taken as the file states it, in words
     """
 
     seconds: float
@@ -67,7 +71,7 @@ class ProvedPipeline:
     claimed: float
     candidates: int
     paths: int
-    without: int
+    stated: tuple[str, ...] = ()
 
     @property
     def gap(self) -> float:
@@ -87,27 +91,26 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
     rows = plan.source.get("alternatives")
     if not rows or "graph" not in plan.source:
         raise InputError(not_weighed(plan))
-    graph, cluster = graph_from_text(plan.source["graph"]), parse_cluster(plan.source["cluster"], "the plan's cluster")
-    bound, paths, without = plan.source.get("bound_without_stages") or inf, 0, 0
+    asked = whole_question_of(plan)
+    _check_complete(asked, rows)
+    graphs = {one.microbatches: one.graph for one in split_by_microbatches(asked)} | {plan.microbatches: asked.graph}
+    bound, paths, cluster = plan.source.get("bound_without_stages") or inf, 0, asked.cluster
     for row in rows:
         if row["proof"] is None:
-            without += row["bound"] is None
             bound = min(bound, inf if row["bound"] is None else 0.0)
             continue
         proofs = proofs_from_json(row["proof"])
         if not isinstance(row["bound"], int | float):
             raise InputError("a proof of the plan is of no bound: make the plan again")
         _check_windows([one.window for one in proofs], proofs[0].problem)
-        marks, sizes, asked = row["proof"]["places"], tuple(row.get("sizes", ())), plan.source.get("asked", {})
-        is_checked = row["microbatches"] == plan.microbatches
-        if is_checked:
-            _check_places(graph, marks, asked.get("cut", ()))
-            _check_transfers(graph, cluster, proofs[0].problem, marks, sizes, asked.get("compress", ()))
-        floors = _floors(graph, cluster, proofs[0].problem, marks, sizes) if is_checked else []
-        is_own = is_checked and _is_own(plan, row)
+        marks, sizes, graph = row["proof"]["places"], tuple(row.get("sizes", ())), graphs.get(row["microbatches"])
+        if graph is not None:
+            _check_places(graph, marks, asked.options.cut)
+            _check_transfers(graph, cluster, proofs[0].problem, marks, sizes, asked.options.compress)
+        floors = _floors(graph, cluster, proofs[0].problem, marks, sizes) if graph is not None else []
+        is_own = row["microbatches"] == plan.microbatches and _is_own(plan, row)
         for window, problem, proof in proofs:
-            if is_checked:
-                _check_floors(floors, problem, window)
+            _check_floors(floors, problem, window)
             if is_own:
                 _check_own(plan, problem, marks)
             assert all(one.budget >= plan.budget * (1 - SAME) for one in problem.priced), \
@@ -116,8 +119,32 @@ def check_pipeline(plan: Plan) -> ProvedPipeline:
             paths += len(proof.paths)
         bound = min(bound, row["bound"])
     assert plan.bound <= bound * (1 + SAME), f"the plan claims a bound of {plan.bound} s, its proofs give {bound} s"
-    return ProvedPipeline(plan.predicted.seconds, min(bound, plan.predicted.seconds), plan.bound, len(rows) - without,
-                          paths, without)
+    stated = tuple(_stated(plan, asked, rows, graphs))
+    return ProvedPipeline(plan.predicted.seconds, min(bound, plan.predicted.seconds), plan.bound,
+                          sum(row["proof"] is not None for row in rows), paths, stated)
+
+
+def _check_complete(asked: Question, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Asserts that every candidate which was asked for has its row: none is left out of the bound."""
+    there = {(row["stages"], tuple(row.get("sizes", ())), row["microbatches"], row["schedule"]) for row in rows}
+    for d, sizes, m, name in candidates_asked(asked.cluster, asked.options):
+        assert (d * chunks_of(name), sizes, m, name) in there, (
+            f"the plan was asked to weigh {d} stages, schedule {schedule_title(name)} and {m} microbatches, and has no "
+            "row of them")
+
+
+def _stated(plan: Plan, asked: Question, rows: Sequence[Mapping[str, Any]], graphs: Mapping[int, Graph]
+            ) -> Iterator[str]:
+    """Yields in words what no proof of the file says, and is taken as stated."""
+    if 1 in asked.options.stages:
+        known = plan.source.get("bound_without_stages")
+        yield f"plans without stages take {show_seconds(known)} or more" if known else "no plan without stages fits"
+    for row in rows:
+        name = f"{row['stages']} stages, schedule {schedule_title(row['schedule'])}, {row['microbatches']} microbatches"
+        if row["proof"] is None and row["bound"] is None:
+            yield f"{name}: no plan ({row['detail']})"
+        elif row["proof"] is not None and row["microbatches"] not in graphs:
+            yield f"{name}: what ops and messages take at least"
 
 
 def _check_places(graph: Graph, marks: Sequence[int | None], cuts: Sequence[str]) -> None:

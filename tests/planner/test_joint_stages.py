@@ -147,8 +147,8 @@ def test_stages_take_other_layouts_where_bubbles_hide_what_they_are_slower_in(se
 
     before, after, nbytes = planned(inf)
     assert after < 0.99 * before
-    before, less, fewer = planned(0.95 * nbytes)
-    assert less <= before and fewer <= 0.95 * nbytes
+    before, less, fewer = planned(0.97 * nbytes)
+    assert less <= before and fewer <= 0.97 * nbytes
 
 
 @parametrize_or_slow("seed,schedule", [(0, "1f1b")], [(seed, name) for seed in (1, 2, 3, 4, 5, 7) for name in (

@@ -146,6 +146,30 @@ def test_no_cut_is_below_the_bound_and_none_better_than_the_best(schedule: str, 
         check_pipeline(replace(found, source=found.source | {"alternatives": lower}))
 
 
+def test_a_proof_has_every_candidate_that_was_asked_for_and_says_what_is_only_stated() -> None:
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    found = autoddl.plan(model, FOUR, sample, stages=(1, 2, 4), schedule=("1f1b", "interleaved:2"),
+                         microbatches=(1, 2, 4), max_axes=1, workers=1)
+    rows, known = found.source["alternatives"], check_pipeline(found)
+    assert len(rows) == 12 and known.candidates < 12, "one microbatch, or eight stages of this model, cannot be"
+    assert len(known.stated) == 13 - known.candidates and "plans without stages take" in known.stated[0]
+    assert all("no plan (" in said for said in known.stated[1:])
+    for k, row in enumerate(rows):
+        with pytest.raises(AssertionError, match=f"{row['microbatches']} microbatches, and has no row of them"):
+            check_pipeline(replace(found, source=found.source | {"alternatives": [*rows[:k], *rows[k + 1:]]}))
+
+
+def test_floors_and_messages_are_those_of_each_number_of_microbatches() -> None:
+    model, sample = zoo.named("gpt2", layers=2, B=8)
+    found = autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("1f1b",), microbatches=(2, 4), max_axes=1,
+                         workers=1)
+    rows = found.source["alternatives"]
+    for k, row in enumerate(rows):
+        sent = row | {"proof": row["proof"] | {"transfers": [1.01 * x for x in row["proof"]["transfers"]]}}
+        with pytest.raises(AssertionError, match="what crosses takes"):
+            check_pipeline(replace(found, source=found.source | {"alternatives": [*rows[:k], sent, *rows[k + 1:]]}))
+
+
 def test_what_waits_for_w_is_taken_from_backward() -> None:
     one = task(cluster=TWO_BY_TWO, layers=2)
     plan = pipeline_plan(one, Staged(cuts_of(one, 2)[1], "1f1b", 4))

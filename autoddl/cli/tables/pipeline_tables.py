@@ -155,7 +155,9 @@ def proof_table(checked: ProvedPipeline) -> RenderableType:
                            f"{show_seconds(checked.bound)}, under the model and the bounds of single stages")
     table.add_row("cost", f"this one takes {show_seconds(checked.seconds)}")
     table.add_row("gap", f"{checked.gap:.4%}")
-    table.add_row("checked", f"{checked.paths} paths of {checked.candidates} candidates"
-                             + (f"; {checked.without} have no plan" if checked.without else ""))
+    table.add_row("checked", f"{checked.paths} paths of {checked.candidates} candidates, all that were asked for"
+                             + (" but those that are stated" if checked.stated else ""))
+    for row in checked.stated:
+        table.add_row("as stated", row)
     table.add_row("stages", "the bound of each stage of the plan is proved by --stage N --proof")
     return table

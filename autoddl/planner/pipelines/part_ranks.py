@@ -13,18 +13,45 @@ from functools import cache, lru_cache, partial
 from itertools import accumulate, islice, pairwise
 
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import sizes_text
+from autoddl.core.pipeline import sizes_of, sizes_text
 from autoddl.cost_models import Cluster
 from autoddl.cost_models.links import is_network
+from autoddl.planner.options import PlanOptions
 from autoddl.planner.pipelines.staged import stage_cluster
 
-__all__ = ["Ranks", "part_clusters", "part_of", "ranks_of_parts", "size_vectors"]
+__all__ = ["Asked", "Ranks", "candidates_asked", "part_clusters", "part_of", "ranks_of_parts", "size_vectors"]
+
+DIVISIONS = 64
+"""Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
 
 MOST_PARTS = 128
 """Parts of a cluster of which unequal divisions are looked for, at most."""
 
 Ranks = tuple[int, int]
 """The ranks [first, end) of a part."""
+
+
+Asked = tuple[int, tuple[int, ...], int, str]
+"""Numbers of stages on as many parts, ranks of these, microbatches; and a schedule."""
+
+
+def candidates_asked(cluster: Cluster, options: PlanOptions) -> list[Asked]:
+    """Every pipeline that the options ask for: stages, their ranks, microbatches, and the schedule."""
+    return [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in _divisions(cluster, d, options)
+            for m in options.microbatches for name in options.schedule]
+
+
+def _divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tuple[int, ...], ...]:
+    """The numbers of ranks of so many stages that the options ask for; none are equal parts of the whole cluster.
+
+    `any` are equal parts and the `DIVISIONS` other divisions that are nearest to them.
+    """
+    found = dict[tuple[int, ...], None]()
+    for text in options.stage_ranks or ("even",):
+        every = ((), *size_vectors(cluster, stages, DIVISIONS)) if text == "any" else (sizes_of(text),)
+        found |= dict.fromkeys(() if len(set(one)) == 1 and sum(one) == cluster.size else one for one in every
+                               if len(one) in (0, stages))
+    return tuple(found)
 
 
 def ranks_of_parts(cluster: Cluster, parts: int, sizes: Sequence[int] = ()) -> tuple[Ranks, ...]:

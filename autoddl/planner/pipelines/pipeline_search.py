@@ -15,20 +15,19 @@ from typing import NamedTuple
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.graph import graph_to_text
 from autoddl.core.hubs import add_hubs
-from autoddl.core.pipeline import fullest, sizes_of
+from autoddl.core.pipeline import fullest
 from autoddl.core.pipeline_schedules import chunks_of, pipes_of, schedule_title, splits_backward, written_places
 from autoddl.core.plan import Plan
 from autoddl.core.recompute import policy_blocks
 from autoddl.core.stages import StageGraph, cut_graph
-from autoddl.cost_models import Cluster, show_seconds
+from autoddl.cost_models import show_seconds
 from autoddl.planner.bucket_size import fitting_buckets
 from autoddl.planner.mesh_search import Found, Progress, cut_short
-from autoddl.planner.options import PlanOptions
 from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.candidate_runs import Clock, processes_of, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.part_ranks import part_clusters, size_vectors
+from autoddl.planner.pipelines.part_ranks import Asked, candidates_asked, part_clusters
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
@@ -41,9 +40,6 @@ from autoddl.planner.task import PlanTask
 from autoddl.pricing.floors import state_bytes
 from autoddl.schedule.memory_line import with_memory_peak
 from autoddl.search.limits import Late
-
-DIVISIONS = 64
-"""Divisions of a cluster into parts of different sizes that are weighed for a number of stages."""
 
 INTERRUPTED = "interrupted"
 """Why a candidate's search ended."""
@@ -79,8 +75,7 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
     check_pins(options.pins, task.graph)
     for policy in options.recompute:
         policy_blocks(task.graph, policy)
-    asked = [(d, sizes, m, name) for d in options.stages if d > 1 for sizes in divisions(task.cluster, d, options)
-             for m in options.microbatches for name in options.schedule]
+    asked = candidates_asked(task.cluster, options)
     limit = inf if options.stages_limit is None else options.stages_limit
     clock, processes = Clock(limit, processor_seconds(), best), processes_of(options.workers, limit)
     each = options if processes == 1 else replace(options, workers=1)
@@ -106,10 +101,6 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
                          _crowd(searches), interrupted)
 
 
-Asked = tuple[int, tuple[int, ...], int, str]
-"""Numbers of stages on as many parts, ranks of these, microbatches; and a schedule."""
-
-
 def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[[str], None]) -> list[Alternative]:
     """Bounds all candidates by what little is known, and adds them to those of the clock; returns what cannot be.
 
@@ -132,7 +123,7 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
         except InputError as error:
             if len(problems) == len(asked) - 1:
                 raise
-            problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
+            problems.append(Alternative(d * chunks_of(name), name, m, None, None, inf, str(error), sizes=sizes))
     clock.is_bounded = True
     return problems
 
@@ -259,19 +250,6 @@ def _bucketed(plan: Plan, stage: StageGraph, part: StageParts, sizes: dict[objec
     made = fitting_buckets(plan, graph, optimizer, part.cluster)
     sizes[key] = made.bucket_bytes
     return made
-
-
-def divisions(cluster: Cluster, stages: int, options: PlanOptions) -> tuple[tuple[int, ...], ...]:
-    """The numbers of ranks of so many stages that the options ask for; none are equal parts of the whole cluster.
-
-    `any` are equal parts and the `DIVISIONS` other divisions that are nearest to them.
-    """
-    found = dict[tuple[int, ...], None]()
-    for text in options.stage_ranks or ("even",):
-        every = ((), *size_vectors(cluster, stages, DIVISIONS)) if text == "any" else (sizes_of(text),)
-        found |= dict.fromkeys(() if len(set(one)) == 1 and sum(one) == cluster.size else one for one in every
-                               if len(one) in (0, stages))
-    return tuple(found)
 
 
 def _part(task: PlanTask, parts: int, microbatches: int, name: str, other: StageParts | None,
