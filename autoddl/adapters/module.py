@@ -101,14 +101,14 @@ class _PlannedStep(torch.autograd.Function):
             p.grad = None
         with torch.enable_grad():
             loss = parallel.step(batch).as_subclass(Tensor)
-        ctx.waiting = [(p, p.grad) for p in parameters if p.grad is not None]
+        ctx.waiting = parallel, [(p, p.grad) for p in parameters if p.grad is not None]
         for p, gradient in zip(parameters, before, strict=True):
             p.grad = gradient
         return loss.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        (scale,), waiting, ctx.waiting = gradients, ctx.waiting, None
+        (scale,), (parallel, waiting), ctx.waiting = gradients, ctx.waiting, (ctx.waiting[0], None)
         if waiting is None:
             raise InputError("backward of this loss was called before, and its gradients are used up: call the module "
                              "again")
@@ -118,6 +118,7 @@ class _PlannedStep(torch.autograd.Function):
                 p.grad = gradient
             else:
                 _local(p.grad).add_(_local(gradient))
+        parallel.gradients_are_done()
         return None, None, None
 
 

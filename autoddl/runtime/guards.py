@@ -3,6 +3,8 @@
     guard_optimizers    optimizers of torch whose update is not made for parameters in pieces, or whose momentum sparse
                         sums have already, before their first step
     guard_placement     `.to`, `.double` and the like, which would give the module's parameters other memory
+    OwnGradients        warns where gradients of a stage were changed before an optimizer's step, as by a norm of these
+                        alone
     check_state_dict    states that are not this model's: names, shapes, forms
     StepLoss            `backward` of the loss of a step, which has run already; CallLoss: that of a call
 
@@ -22,6 +24,7 @@ changes nothing does nothing, and any other raises InputError.
 """
 
 import copy
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -34,7 +37,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from autoddl.capture.arguments import said_kind
 from autoddl.core.errors import InputError, MismatchError
 
-__all__ = ["CallLoss", "StepLoss", "check_state_dict", "guard_optimizers", "guard_placement"]
+__all__ = ["CallLoss", "OwnGradients", "StepLoss", "check_state_dict", "guard_optimizers", "guard_placement"]
 
 WHOLE = (torch.optim.Rprop, torch.optim.Adafactor, torch.optim.LBFGS)
 UNFUSED = (torch.optim.SGD, torch.optim.Adagrad)
@@ -77,6 +80,43 @@ def _check(optimizer: torch.optim.Optimizer, fused: bool) -> None:
     if fused and isinstance(optimizer, UNFUSED):
         raise InputError(f"torch.optim.{name} with fused=True does not know parameters in pieces, which the plan has: "
                          "leave fused=True out")
+
+
+class OwnGradients:
+    """The gradients of a rank's stages as the model left them: an optimizer's step warns once if others changed them.
+
+    A rank has the parameters of its stages alone. So `torch.nn.utils.clip_grad_norm_`, which knows no others, clips
+    each stage by a norm of its own, and nothing tells. Every change in place raises a tensor's version.
+    """
+
+    def __init__(self, owner: object, parameters: Iterable[Tensor]) -> None:
+        self._parameters, self._versions = list(parameters), dict[int, tuple[int, int]]()
+        self._warned = False
+        weakref.finalize(owner, register_optimizer_step_pre_hook(self._check).remove)
+
+    def note(self) -> None:
+        """Notes the gradients as they are now."""
+        self._versions = {id(p): own for p in self._parameters if (own := _version(p))}
+
+    def _check(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        theirs = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not self._warned and any(id(p) in theirs and _is_changed(self._versions.get(id(p)), _version(p))
+                                    for p in self._parameters):
+            self._warned = True
+            warnings.warn("gradients were changed between the step of the model and that of the optimizer. This rank "
+                          "has the parameters of its stages alone, so that torch.nn.utils.clip_grad_norm_ takes the "
+                          "norm of these, not of the model: clip by model.clip_grad_norm_(max_norm). Changes of each "
+                          "gradient by itself are right", stacklevel=2)
+
+
+def _version(parameter: Tensor) -> tuple[int, int] | None:
+    """Which tensor a gradient is, and how often it was changed; None without any."""
+    own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    return None if own is None else (own.data_ptr(), own._version)
+
+
+def _is_changed(before: tuple[int, int] | None, now: tuple[int, int] | None) -> bool:
+    return before is not None and now is not None and before[0] == now[0] and before[1] != now[1]
 
 
 def guard_placement(module: nn.Module, device: torch.device) -> None:

@@ -380,7 +380,12 @@ class ParallelModel:
         """
         counted = {fqn: (one, runner.groups) for runner in self.runners() for fqn, one in runner.stored.items()
                    if fqn not in self.copies}
-        return clip_gradients(counted.values(), list(self.parameters()), max_norm)
+        norm = clip_gradients(counted.values(), list(self.parameters()), max_norm)
+        self.gradients_are_done()
+        return norm
+
+    def gradients_are_done(self) -> None:
+        """Tells that the gradients are those of the model now: changes from here on are of others."""
 
 
 def batches_of(module: nn.Module, captured: Captured, runner: ProgramRunner, device: torch.device, program: str = ""

@@ -37,6 +37,7 @@ from autoddl.runtime.collectives.process_groups import peer_error
 from autoddl.runtime.collectives.recorder import Recorder
 from autoddl.runtime.compiled import Compile
 from autoddl.runtime.gradients_together import SharedGradients
+from autoddl.runtime.guards import OwnGradients
 from autoddl.runtime.outputs import computed_outputs, joined
 from autoddl.runtime.parallel_model import ParallelModel, Planner, batches_of, mean
 from autoddl.runtime.program_runner import Asked, ProgramRunner, place_buffers
@@ -116,6 +117,7 @@ class PipelineModel(ParallelModel):
                                        for one in (schedule, forwards(schedule)))
         super().__init__(module, plan, graph, next(iter(stages.groups.values())), recorder, device, captured.returned,
                          planner)
+        self._gradients: OwnGradients = shared._gradients if shared else OwnGradients(self, module.parameters())
         self._returned = dict(zip(captured.returned.names, captured.outputs, strict=True))
         self._parts = [sorted({one.microbatch for one in schedule if one.pipe == pipe})
                        for pipe in range(schedule.pipes)]
@@ -166,7 +168,11 @@ class PipelineModel(ParallelModel):
         for stage in (one for one in self._stages.values() if not one.waits):
             stage.runner.ended()
         self._shared.finish()
+        self.gradients_are_done()
         return self._told(losses)
+
+    def gradients_are_done(self) -> None:
+        self._gradients.note()
 
     def _evaluate(self, batch: LocalBatch, asked: Asked) -> dict[str, Tensor]:
         if not asked.whole:

@@ -1,6 +1,7 @@
 """A plan with stages computes what one process does, sends what was predicted, and does so to the bit in every run."""
 
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -105,6 +106,30 @@ def truth(name: str, microbatches: int) -> dict[str, Any]:
         return torch.stack(losses).sum().detach()
 
     return trained(step, module, lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1))
+
+
+def clipped(name: str, plan: Plan) -> list[list[str]]:
+    """What is said of a step that is clipped by the model, of one that is not, and twice of one that torch clips."""
+    module, sample = built(name)
+    parallel = parallelize(module, plan, captured=captured(name, plan.microbatches))
+    optimizer, told = torch.optim.AdamW(module.parameters(), lr=1e-3), []
+    for clip in (lambda: parallel.clip_grad_norm_(0.1), lambda: None,
+                 *(lambda: nn.utils.clip_grad_norm_(module.parameters(), 0.1),) * 2):
+        optimizer.zero_grad()
+        parallel.step(sample.kwargs or sample.args)
+        clip()
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimizer.step()
+        told.append([str(one.message) for one in said])
+    return told
+
+
+@pytest.mark.ranks
+def test_a_norm_of_one_stage_s_gradients_is_warned_of_once() -> None:
+    for right, plain, first, second in on_ranks(2, clipped, "gpt", planned("gpt", 2, "1f1b", "one=1", 2)):
+        assert not right and not plain and not second
+        assert len(first) == 1 and "clip by model.clip_grad_norm_" in first[0]
 
 
 def case(name: str, plan: Plan) -> dict[str, Any]:
