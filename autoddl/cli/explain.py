@@ -1,5 +1,7 @@
 """The verbs that answer questions about plans: explain, front, diff. They need a plan, not its model, and no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isinf
 from pathlib import Path
@@ -34,6 +36,16 @@ def plain(value: Any) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Says which claim of a file's proof does not hold, as wrong input: the file is what was checked."""
+    try:
+        yield
+    except AssertionError as error:
+        raise InputError(f"the plan's proof does not hold: {error}; its bound is not to be trusted: plan again, and "
+                         "report it where a file that was not changed says so") from error
+
+
 def explain_verb(plan: PlanPath, names: Names = None,
             proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
             everywhere: Annotated[bool, typer.Option("--every-mesh", help="prove it for all meshes")] = False,
@@ -57,7 +69,8 @@ def explain_verb(plan: PlanPath, names: Names = None,
              as_json)
         return
     if (proof or everywhere) and read.pipeline is not None and stage is None:
-        known = check_pipeline(read)
+        with _told_in_one_line():
+            known = check_pipeline(read)
         show(pipeline_tables.proof_table(known), plain(known) | {"gap": known.gap}, as_json)
         return
     read = pipeline_tables.without_stages(pipeline_tables.stage_of(read, stage), "explain")

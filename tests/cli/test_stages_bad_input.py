@@ -1,5 +1,6 @@
 """Whatever is wrong with stages that a person asks for, or asks of a plan that has some: one line, and a code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -83,6 +84,15 @@ def test_what_a_plan_with_stages_cannot_answer(folder: Path, command: str, patte
     places = {"staged": "staged.json", "plain": "plain.json", "FACTORY": FACTORY}
     refused(shell(*(places.get(word, word) for word in command.split())), pattern)
     assert not (folder / "x.svg").exists()
+
+
+def test_a_proof_that_does_not_hold_is_told(folder: Path) -> None:
+    plan = json.loads((folder / "staged.json").read_text())
+    proof = plan["source"]["alternatives"][0]["proof"]
+    proof["rows"] = json.loads(json.dumps(proof["rows"]), parse_float=lambda text: 1.03 * float(text))
+    (folder / "off.json").write_text(json.dumps(plan))
+    refused(shell("explain", str(folder / "off.json"), "--proof"),
+            r"^autoddl: the plan's proof does not hold: stage \d with \d+ blocks? is said to take .*: plan again")
 
 
 @pytest.mark.parametrize("function", [question_of, rebuild, foreseen, proved, front_of_bytes])
