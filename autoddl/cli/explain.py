@@ -12,7 +12,7 @@ from rich.console import RenderableType
 
 from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.tables import pipeline_tables
+from autoddl.cli.tables import pipeline_outcomes, pipeline_tables
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 
@@ -64,9 +64,7 @@ def explain_verb(plan: PlanPath, names: Names = None,
         raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
     read = load_plan(plan)
     if pipeline:
-        show(pipeline_tables.alternatives_table(read), [{name: value for name, value in row.items() if name != "proof"}
-                                                          for row in pipeline_tables.alternatives_of(read)],
-             as_json)
+        show(pipeline_outcomes.alternatives_table(read), pipeline_outcomes.alternatives_of(read), as_json)
         return
     if (proof or everywhere) and read.pipeline is not None and stage is None:
         with _told_in_one_line():

@@ -10,6 +10,7 @@ from shell import FACTORY, PAIR, shell
 from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.record import Event, Record, RecordedStep, header_text, step_text
+from autoddl.cost_models import show_seconds
 from autoddl.explain.compare_run import planned_traffic
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.launch.record_writer import header_of
@@ -150,3 +151,37 @@ def test_a_pipeline_of_degrees_has_a_report_and_keeps_its_own_question(folder: P
     assert shell("report", str(out), "--quick").code == 0 and (folder / "mine.html").exists()
     said = shell("what-if", str(out), "--set", "net.bandwidth=2x")
     assert said.code == 2 and "that of your degrees 'pp=2'" in said.err and "--mine on the changed cluster" in said.err
+
+
+def test_every_pipeline_that_was_weighed_says_what_rules_it_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those without stages too; stages stand as they were asked for, beside their chunks.
+
+    The plan's row has the peak that the plan shows, whatever its search counted: buckets come last and change it.
+    """
+    monkeypatch.setattr("autoddl.planner.pipelines.pipeline_candidate.rank_peak", lambda *_: 1.0)
+    out, narrow = folder / "weighed.json", folder / "narrow.yaml"
+    narrow.write_text(PAIR.replace("100 MB/s", "100 kB/s"))
+    options = "--set dropout=0.0 --set layers=4 --set width=32 --set batch=32 --stages 1,2 --microbatches 2,4"
+    said = shell("plan", FACTORY, str(narrow), *options.split(), "--schedule", "gpipe,interleaved:2", "-o", str(out))
+    assert said.code == 0, said
+    plan, rows = load_plan(out), json.loads(shell("explain", str(out), "--pipeline", "--json").out)
+    assert [(row["parts"], row["stages"], row["schedule"], row["microbatches"]) for row in rows] == [
+        (1, 1, None, None), (2, 2, "gpipe", 2), (2, 4, "interleaved:2", 2), (2, 2, "gpipe", 4),
+        (2, 4, "interleaved:2", 4)]
+    assert all(row["bound"] for row in rows) and plan.predicted.seconds < rows[0]["seconds"]
+    best = next(row for row in rows if row["seconds"] == plan.predicted.seconds)
+    assert best["nbytes"] == plan.predicted.peak_bytes and not any("proof" in row for row in rows)
+    lines = shell("explain", str(out), "--pipeline").out.splitlines()[1:]
+    assert all(f"no less than {show_seconds(row['bound'])}" in line for row, line in zip(rows, lines, strict=True)
+               if row["seconds"] is None) and any(row["seconds"] is None for row in rows)
+    assert "2 of 2 chunks  interleaved:2" in lines[2] and show_seconds(rows[0]["seconds"]) in lines[0]
+
+
+def test_where_nothing_beats_plans_without_stages_they_have_their_row(folder: Path) -> None:
+    out = folder / "plain.json"
+    said = shell("plan", FACTORY, str(folder / "pair.yaml"), "--set", "layers=1", "--set", "dropout=0.0", "--stages",
+                 "1,2", "--microbatches", "2", "-o", str(out))
+    assert said.code == 0, said
+    plan, rows = load_plan(out), json.loads(shell("explain", str(out), "--pipeline", "--json").out)
+    assert plan.pipeline is None and rows[0]["detail"] == "proved" and rows[1]["detail"] == "no better than the best"
+    assert (rows[0]["seconds"], rows[0]["nbytes"]) == (plan.predicted.seconds, plan.predicted.peak_bytes)

@@ -1,11 +1,9 @@
 """Plans with stages as people read them: the figures, the stages, and the schedule's time line.
 
     show PLAN                 figures, stages, time line
-    explain PLAN --pipeline   what became of every number of stages, schedule and number of microbatches
     show, explain, front, draw PLAN --stage 2      the same of one stage as of any plan
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -16,18 +14,16 @@ from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import sizes_text
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
+from autoddl.explain.pipeline_proof import ProvedPipeline
 from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_of_stage, ranks_text, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.stage_lanes import copies_of
 
-__all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
-           "without_stages"]
+__all__ = ["pipeline_summary", "pipeline_table", "proof_table", "stage_of", "without_stages"]
 
 
 def stage_of(plan: Plan, stage: int | None) -> Plan:
@@ -126,26 +122,6 @@ def pipeline_summary(plan: Plan) -> dict[str, Any]:
     return {"stages": len(plan.pipeline.stages), "schedule": plan.pipeline.name, "cuts": list(plan.pipeline.cuts),
             "stage_meshes": [str(stage.plan.mesh) for stage in plan.pipeline.stages],
             "stage_peak_bytes": [stage.plan.predicted.peak_bytes for stage in plan.pipeline.stages]}
-
-
-def alternatives_of(plan: Plan) -> Sequence[Mapping[str, Any]]:
-    """The outcome of every candidate with stages. Raises InputError for a plan that was searched without stages."""
-    if "alternatives" not in plan.source:
-        raise InputError(not_weighed(plan))
-    found: Sequence[Mapping[str, Any]] = plan.source["alternatives"]
-    return found
-
-
-def alternatives_table(plan: Plan) -> RenderableType:
-    """A row per candidate with stages: its best seconds and peak, its bound, and why its search ended."""
-    table = columns("stages", "schedule", "microbatches", "best", "peak", "no less than", "")
-    for row in alternatives_of(plan):
-        ranks = f" of {sizes_text(row['sizes'])} ranks" if row.get("sizes") else ""
-        table.add_row(f"{row['stages']}{ranks}", schedule_title(row["schedule"]), str(row["microbatches"]),
-                      "-" if row["seconds"] is None else show_seconds(row["seconds"]),
-                      "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
-                      "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])
-    return table
 
 
 def proof_table(checked: ProvedPipeline) -> RenderableType:

@@ -95,11 +95,12 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             raise
         for one in searches:
             one.ended = one.ended or INTERRUPTED
-    rows = [*problems, *(one.row for one in searches)]
     needed = min(min(one.needed, *(part.needed for part in one.part.every)) for one in searches)
     first = min(searches, key=lambda one: one.seconds)
     fastest = first.cuts.fastest
     plan = plan_of_cut(first.part, first.name, fastest) if fastest and first.seconds < best else None
+    rows = [*problems, *(replace(one.row, nbytes=plan.predicted.peak_bytes) if plan and one is first else one.row
+                         for one in searches)]
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
                          None if any(one.cuts.is_full for one in searches) else
                          next((one.cuts.problem for one in searches if one.cuts.problem), None),
@@ -132,7 +133,7 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
         except InputError as error:
             if len(problems) == len(asked) - 1:
                 raise
-            problems.append(Alternative(d, name, m, None, None, inf, str(error), sizes=sizes))
+            problems.append(Alternative(d * chunks_of(name), name, m, None, None, inf, str(error), sizes=sizes))
     clock.is_bounded = True
     return problems
 
@@ -202,7 +203,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
     found = search_pipelines(task, best.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
-              "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
+              "bound_without_stages": best.bound if best else None,
+              "seconds_without_stages": best.seconds if best else None, "pins": list(task.options.pins),
               "optimizer": task.options.optimizer, "asked": options_text(task.options)} | (
                   {"notes": list(task.notes)} if task.notes else {})
     if found.plan is not None:
