@@ -292,7 +292,7 @@ def schedule_title(name: str) -> str:
     """A schedule as a person reads it: its name, or what it is if its actions are its name."""
     own = _written(name)
     return name if own is None else \
-        f"written schedule of {len(own.actions)} ranks and {own.microbatches} microbatches"
+        f"written schedule of {len(own.actions)} parts and {own.microbatches} microbatches"
 
 
 def splits_backward(name: str) -> bool:

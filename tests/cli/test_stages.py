@@ -1,6 +1,7 @@
 """Every verb with a plan that has stages: it answers for all of them, or says in one line how to ask."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from autoddl.cost_models import show_seconds
 from autoddl.explain.compare_run import planned_traffic
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.launch.record_writer import header_of
+
+TIED = f"{Path(FACTORY).parent / 'tiny_tied.py'}:tied"
 
 
 @pytest.fixture(scope="module")
@@ -151,6 +154,44 @@ def test_a_pipeline_of_degrees_has_a_report_and_keeps_its_own_question(folder: P
     assert shell("report", str(out), "--quick").code == 0 and (folder / "mine.html").exists()
     said = shell("what-if", str(out), "--set", "net.bandwidth=2x")
     assert said.code == 2 and "that of your degrees 'pp=2'" in said.err and "--mine on the changed cluster" in said.err
+
+
+OWN = """microbatches 2, stages on ranks 0 1
+rank 0: 0F0 0F1 0B0 0B1 0W0 0W1
+rank 1: 1F0 1B0 1F1 1B1 1W0 1W1
+"""
+
+
+@pytest.fixture(scope="module")
+def own(folder: Path) -> Path:
+    """A plan of two stages on two ranks each, which both read a weight, by a schedule of a file."""
+    (folder / "own.txt").write_text(OWN)
+    (folder / "four.yaml").write_text(PAIR.replace("size: 2", "size: 4"))
+    said = shell("plan", TIED, str(folder / "four.yaml"), "--stages", "2", "--schedule", str(folder / "own.txt"),
+                 "--microbatches", "2", "-o", str(folder / "own.json"))
+    assert said.code == 0, said
+    return folder / "own.json"
+
+
+def test_the_time_line_names_ranks_and_has_every_message_once(own: Path) -> None:
+    shown = shell("show", str(own)).out
+    assert "2 stages, written schedule of 2 parts and 2 microbatches\n" in shown
+    line = shown[shown.index("\nranks 0-1"):].strip().split("\n\n")[0].splitlines()
+    labels = [row.partition(" |")[0].strip() for row in line]
+    assert set(labels) >= {"ranks 0-1", "ranks 2-3", "ranks 0-1 to ranks 2-3", "ranks 2-3 to ranks 0-1"}
+    assert len(labels) == len(set(labels)) and all(row.partition("|")[2].strip() for row in line)
+    names = {name.rstrip("-") for row in line for name in row.partition("|")[2].split()}
+    assert all(re.fullmatch(r"\d[FBW]\d|[FBW]\d|[FBWgru]|(gather|reduce|update)( \d)?", name) for name in names if
+               not name.isdecimal()), names
+    assert "W its gradients of weights" in shown and "+ 2 for W: two more" in shown
+
+
+def test_messages_say_what_they_have(own: Path) -> None:
+    rows = json.loads(shell("show", str(own), "--messages", "--json").out)["messages"]
+    sends = {(row["rank"], row["of"]): row["count"][0] for row in rows if row["kind"] == "send"}
+    assert sends == {(0, "activations"): 2, (0, "gradient of tokens.weight"): 1, (2, "gradients of activations"): 2,
+                     (2, "gradient of tokens.weight"): 1, (2, "loss"): 1}
+    assert "send gradient of tokens.weight" in shell("show", str(own), "--messages").out
 
 
 def test_every_pipeline_that_was_weighed_says_what_rules_it_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

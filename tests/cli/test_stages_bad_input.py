@@ -51,6 +51,8 @@ def refused(said: Said, pattern: str, code: int = 2) -> None:
     (2, "--stages 2 --schedule no/such.txt", "cannot read the schedule 'no/such.txt': No such file or directory", 2),
     (2, "--stages 2 --microbatches 2 --schedule gpipe --budget 60kB", "rank 0 of gpipe has 2 microbatches of its "
      "stages at 0F1; take more stages", 3),
+    (4, "--stages 2 --microbatches 2 --schedule gpipe --budget 38kB", "ranks 0-1 of gpipe have 2 microbatches of "
+     "their stages at 0F1; take more stages", 3),
     (2, "--stages 2 --schedule 2f2b", "'2f2b' is no schedule; write gpipe, 1f1b", 2),
     (2, "--stages 2 --mesh net=2", "mesh 'net=2' has 2 ranks, cluster pair/2 has 1 devices", 2),
     (2, "--stages 2 --pin 'tail.*: one=B'", "pin 'tail.*: one=B' matches no parameter and no module", 2),

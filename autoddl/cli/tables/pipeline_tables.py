@@ -11,10 +11,10 @@ from rich.table import Table
 
 from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
-from autoddl.cli.tables.pipeline_text import draw_timeline
+from autoddl.cli.tables.pipeline_text import draw_timeline, timeline_legend
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline_schedules import schedule_title
+from autoddl.core.pipeline_schedules import schedule_title, written_numbers
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline
@@ -48,7 +48,20 @@ def without_stages(plan: Plan, what: str) -> Plan:
 def pipeline_table(plan: Plan) -> RenderableType:
     """The figures of a plan with stages, its stages, and its time line."""
     step = foreseen_stages(plan)
-    return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
+    drawn = draw_timeline(step.timeline, ranks=lambda part: ranks_text(plan, part))
+    return Group(_figures(plan, step), "", _stages(plan, step), "", drawn, "", _legend(plan, step))
+
+
+def _legend(plan: Plan, step: StagedStep) -> Table:
+    """What the names of the time line and the microbatches in flight mean."""
+    assert plan.pipeline is not None
+    table = grid()
+    table.add_row("time line", timeline_legend(step.timeline))
+    late = "; + 2 for W: two more, whose B has run and whose W has not" * any(
+        stage.plan.waiting for stage in plan.pipeline.stages)
+    table.add_row("in flight", "microbatches whose forward a stage has run and whose backward it has not, at most"
+                               + late)
+    return table
 
 
 def _stage_count(pipeline: Pipeline) -> str:
@@ -64,9 +77,9 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     assert plan.pipeline is not None
     predicted, table = plan.predicted, grid()
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
-    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, schedule {schedule_title(plan.pipeline.name)}, "
-                              f"{plan.microbatches} "
-                              f"microbatch{'es' * (plan.microbatches > 1)}")
+    title, count = schedule_title(plan.pipeline.name), f"{plan.microbatches} microbatch{'es' * (plan.microbatches > 1)}"
+    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, " + (
+        title if written_numbers(plan.pipeline.name) else f"schedule {title}, {count}"))
     for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
                 *sparse_rows(plan)):
         table.add_row(*row)

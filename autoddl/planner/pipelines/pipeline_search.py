@@ -28,7 +28,7 @@ from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.candidate_runs import Clock, processes_of, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.part_ranks import part_clusters, size_vectors
+from autoddl.planner.pipelines.part_ranks import part_clusters, ranks_of_parts, size_vectors
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
@@ -139,12 +139,16 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
 
 
 def _crowd(searches: Sequence[CutSearch]) -> str:
-    """Which rank has most microbatches at once, of the schedule where they are fewest, and from which action on."""
-    every = [(*fullest(one.schedule), one.name) for one in searches]
+    """Which ranks have most microbatches at once, of the schedule where they are fewest, and from which action on."""
+    every = [(*fullest(one.schedule), one.name, k) for k, one in enumerate(searches)]
     if not every:
         return ""
-    most, rank, action, name = min(every)
-    return f"rank {rank} of {schedule_title(name)} has {most} microbatch{'es' * (most > 1)} of its stages at {action}; "
+    most, at, action, name, k = min(every)
+    part = searches[k].part
+    first, end = ranks_of_parts(part.task.cluster, len(searches[k].schedule.actions), part.sizes)[at]
+    one, many = (f"rank {first}", "has", "its"), (f"ranks {first}-{end - 1}", "have", "their")
+    ranks, has, its = one if end == first + 1 else many
+    return f"{ranks} of {schedule_title(name)} {has} {most} microbatch{'es' * (most > 1)} of {its} stages at {action}; "
 
 
 def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int) -> Callable[[str], None]:
