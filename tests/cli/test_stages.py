@@ -12,6 +12,7 @@ from autoddl.core.graph import graph_from_text
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.record import Event, Record, RecordedStep, header_text, step_text
 from autoddl.cost_models import show_seconds
+from autoddl.explain.assumptions import untried
 from autoddl.explain.compare_run import planned_traffic
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.launch.record_writer import header_of
@@ -184,6 +185,17 @@ def test_the_time_line_names_ranks_and_has_every_message_once(own: Path) -> None
     assert all(re.fullmatch(r"\d[FBW]\d|[FBW]\d|[FBWgru]|(gather|reduce|update)( \d)?", name) for name in names if
                not name.isdecimal()), names
     assert "W its gradients of weights" in shown and "+ 2 for W: two more" in shown
+
+
+def test_a_step_with_bubbles_names_more_microbatches(folder: Path, own: Path) -> None:
+    """Those that divide the batch; not where as many were weighed, nor with a schedule that is for its own number."""
+    plan = load_plan(folder / "plan.json")
+    hint = "--microbatches 4,8 leaves shorter bubbles, as far as memory allows"
+    assert hint in untried(plan, 0.3) and not any("bubbles" in text for text in untried(plan, 0.01))
+    weighed = replace(plan, source=plan.source | {"asked": plan.source["asked"] | {"microbatches": [2, 4]}})
+    assert not any("bubbles" in text for one in (weighed, load_plan(own)) for text in untried(one, 0.3))
+    assert re.search(rf"\nsearch +1 configuration weighed\n(to try)? +{hint}", shell(
+        "show", str(folder / "plan.json")).out)
 
 
 def test_messages_say_what_they_have(own: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows
+from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows, search_rows
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline, timeline_legend
 from autoddl.cli.tables.table_style import columns, grid
@@ -96,6 +96,8 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     bound = (f"no plan of these stages, schedules and microbatches takes less than {show_seconds(plan.bound)} under "
              f"the model: this one is at most {plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("proof", bound if plan.bound else f"none: {plan.proof}")
+    for row in search_rows(plan, step.idle):
+        table.add_row(*row)
     return table
 
 
