@@ -71,6 +71,11 @@ def explain_verb(plan: PlanPath, names: Names = None,
             known = check_pipeline(read)
         show(pipeline_tables.proof_table(known), plain(known) | {"gap": known.gap}, as_json)
         return
+    if names and read.pipeline is not None and stage is None:
+        said = [(k, explain.explain(read.pipeline.stages[k].plan, own, best))
+                for k, own in explain.stages_with(read, names).items()]
+        show(answer_tables.stages_table(said), [{"stage": k} | plain(one) for k, one in said], as_json)
+        return
     read = pipeline_tables.without_stages(pipeline_tables.stage_of(read, stage), "explain")
     with progress_bar() as progress:
         table: RenderableType
@@ -82,8 +87,8 @@ def explain_verb(plan: PlanPath, names: Names = None,
             rows = explain.price_of_pins(read, progress)
             table, data = answer_tables.pins_table(read, rows), [plain(row) for row in rows]
         else:
-            said = explain.explain(read, tuple(names or ()), best)
-            table, data = answer_tables.explained_table(said), plain(said)
+            answer = explain.explain(read, tuple(names or ()), best)
+            table, data = answer_tables.explained_table(answer), plain(answer)
     show(table, data, as_json)
 
 

@@ -14,6 +14,8 @@ from autoddl.core.record import Event, Record, RecordedStep, header_text, step_t
 from autoddl.cost_models import show_seconds
 from autoddl.explain.assumptions import untried
 from autoddl.explain.compare_run import planned_traffic
+from autoddl.explain.diff import difference
+from autoddl.explain.pareto import front_of_devices
 from autoddl.explain.staged_run import foreseen_stages
 from autoddl.launch.record_writer import header_of
 
@@ -196,6 +198,48 @@ def test_a_step_with_bubbles_names_more_microbatches(folder: Path, own: Path) ->
     assert not any("bubbles" in text for one in (weighed, load_plan(own)) for text in untried(one, 0.3))
     assert re.search(rf"\nsearch +1 configuration weighed\n(to try)? +{hint}", shell(
         "show", str(folder / "plan.json")).out)
+
+
+def test_names_are_looked_for_in_all_stages(own: Path) -> None:
+    """Each stage that has one answers, as it does with its number."""
+    found = json.loads(shell("explain", str(own), "tokens.weight", "blocks.1.up.weight", "--json").out)
+    where = {one["stage"]: {each["name"] for each in one["named"]} for one in found}
+    assert len(where) == 2 and all("tokens.weight" in names for names in where.values())
+    assert sum("blocks.1.up.weight" in names for names in where.values()) == 1
+    alone = json.loads(shell("explain", str(own), "tokens.weight", "--stage", "0", "--json").out)
+    assert (found[0]["stage"], found[0]["seconds"]) == (0, alone["seconds"])
+    assert {each["name"]: each["chosen"] for each in found[0]["named"]}["tokens.weight"] == alone["named"][0]["chosen"]
+    assert shell("explain", str(own), "tokens.*").out.count("whose own work takes") == 2
+    said = shell("explain", str(own), "blocks.7.up.weight")
+    assert said.code == 2 and "'blocks.7.up.weight' matches no parameter, module or op of any stage" in said.err
+
+
+def test_a_stage_has_a_front_of_devices_without_what_its_ranks_share(own: Path) -> None:
+    """One device is left of the level along which a pin asks for a layout: any plan has it."""
+    plan = load_plan(own)
+    assert plan.pipeline is not None
+    stage = plan.pipeline.stages[0].plan
+    one, two = front_of_devices(replace(stage, source=stage.source | {"pins": ["tokens.weight: net=B"]}))
+    assert (one.devices, one.detail, two.devices) == (1, "", 2) and one.seconds is not None
+
+
+def test_differences_of_stages_add_up_to_the_step(folder: Path, own: Path) -> None:
+    """Stages of two models are not compared, but how many there are, their schedule and cuts."""
+    found = difference(load_plan(folder / "plan.json"), load_plan(own))
+    assert any(text.startswith("operators: ") for text in found.words) and not found.groups
+    assert "schedule: 1f1b in the first, written schedule of 2 parts and 2 microbatches in the second" in found.words
+    totals = {part: (x, y) for part, x, y, unit in found.totals if unit == "s"}
+    step = totals.pop("step")
+    assert totals["stages: messages"][0] > 0 and totals["stages: bubbles"][0] > 0
+    assert [sum(both[k] for both in totals.values()) for k in range(2)] == pytest.approx(step)
+
+
+def test_a_plan_with_stages_is_printed_with_them(folder: Path, own: Path) -> None:
+    plan = load_plan(folder / "plan.json")
+    waits = 1 - (plan.predicted.compute + plan.predicted.update) / plan.predicted.seconds
+    assert ", 2 stages, 1f1b, 2 microbatches\n" in str(plan)
+    assert f"on the ranks that do most, which wait for others {waits:.1%} of it\n" in str(plan)
+    assert ", 2 stages, written schedule of 2 parts and 2 microbatches\n" in str(load_plan(own))
 
 
 def test_messages_say_what_they_have(own: Path) -> None:

@@ -71,7 +71,7 @@ def test_stages_that_cannot_be(folder: Path, size: int, options: str, pattern: s
     ("show staged --stage 2", "stages 0 to 1, and no stage 2"), ("draw staged -o x.svg --stage 7", "no stage 7"),
     ("explain staged --proof --stage 2", "no stage 2"), ("front staged --stage 2", "no stage 2"),
     ("show plain --stage 0", "no stages, and --stage 0 asks for one: leave it out"),
-    ("explain staged", "2 stages, and explain looks at one of them: name it with --stage, from 0 to 1"),
+    ("explain staged", "2 stages, and explain looks at one of them: name it with --stage N, from 0 to 1"),
     ("explain staged --pins", "explain looks at one of them"), ("front staged", "front looks at one of them"),
     ("front staged --devices", "front looks at one of them"),
     ("explain plain --pipeline", "searched without stages: plan with --stages 1,2,4"),

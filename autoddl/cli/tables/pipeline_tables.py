@@ -41,7 +41,7 @@ def without_stages(plan: Plan, what: str) -> Plan:
     """The plan, if it has no stages. Raises InputError for a verb that answers for one stage at a time."""
     if plan.pipeline is not None:
         raise InputError(f"this plan has {len(plan.pipeline.stages)} stages, and {what} looks at one of them: name it "
-                         f"with --stage, from 0 to {len(plan.pipeline.stages) - 1}")
+                         f"with --stage N, from 0 to {len(plan.pipeline.stages) - 1}")
     return plan
 
 
