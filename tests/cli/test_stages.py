@@ -37,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("kind", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
 def test_stages_are_drawn(folder: Path, kind: str, start: bytes) -> None:
     out = folder / f"picture.{kind}"
-    assert shell("draw", str(folder / "plan.json"), "-o", str(out)).code == 0
+    said = shell("draw", str(folder / "plan.json"), "-o", str(out))
+    assert (said.code, said.out) == (0, f"written: {out}\n")
     assert out.read_bytes().startswith(start)
     if kind == "svg":
         shown = out.read_text()
