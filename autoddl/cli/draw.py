@@ -22,5 +22,4 @@ def draw_verb(plan: PlanPath, output: Out = None, stage: StageNumber = None) -> 
     picture = output or plan.with_suffix(".svg")
     check_in_place(picture)
     draw_plan(stage_of(load_plan(plan), stage), picture)
-    if output is None:
-        print(f"written: {picture}")
+    print(f"written: {picture}")

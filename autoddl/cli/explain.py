@@ -1,5 +1,7 @@
 """The verbs that answer questions about plans: explain, front, diff. They need a plan, not its model, and no torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isinf
 from pathlib import Path
@@ -10,7 +12,7 @@ from rich.console import RenderableType
 
 from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
-from autoddl.cli.tables import pipeline_tables
+from autoddl.cli.tables import pipeline_outcomes, pipeline_tables
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 
@@ -34,6 +36,16 @@ def plain(value: Any) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def _told_in_one_line() -> Iterator[None]:
+    """Says which claim of a file's proof does not hold, as wrong input: the file is what was checked."""
+    try:
+        yield
+    except AssertionError as error:
+        raise InputError(f"the plan's proof does not hold: {error}; its bound is not to be trusted: plan again, and "
+                         "report it where a file that was not changed says so") from error
+
+
 def explain_verb(plan: PlanPath, names: Names = None,
             proof: Annotated[bool, typer.Option("--proof", help="prove the bound and check the proof")] = False,
             everywhere: Annotated[bool, typer.Option("--every-mesh", help="prove it for all meshes")] = False,
@@ -52,13 +64,17 @@ def explain_verb(plan: PlanPath, names: Names = None,
         raise InputError(f"explain answers one question at a time, not {' and '.join(asked)}: ask them one by one")
     read = load_plan(plan)
     if pipeline:
-        show(pipeline_tables.alternatives_table(read), [{name: value for name, value in row.items() if name != "proof"}
-                                                          for row in pipeline_tables.alternatives_of(read)],
-             as_json)
+        show(pipeline_outcomes.alternatives_table(read), pipeline_outcomes.alternatives_of(read), as_json)
         return
     if (proof or everywhere) and read.pipeline is not None and stage is None:
-        known = check_pipeline(read)
+        with _told_in_one_line():
+            known = check_pipeline(read)
         show(pipeline_tables.proof_table(known), plain(known) | {"gap": known.gap}, as_json)
+        return
+    if names and read.pipeline is not None and stage is None:
+        said = [(k, explain.explain(read.pipeline.stages[k].plan, own, best))
+                for k, own in explain.stages_with(read, names).items()]
+        show(answer_tables.stages_table(said), [{"stage": k} | plain(one) for k, one in said], as_json)
         return
     read = pipeline_tables.without_stages(pipeline_tables.stage_of(read, stage), "explain")
     with progress_bar() as progress:
@@ -71,8 +87,8 @@ def explain_verb(plan: PlanPath, names: Names = None,
             rows = explain.price_of_pins(read, progress)
             table, data = answer_tables.pins_table(read, rows), [plain(row) for row in rows]
         else:
-            said = explain.explain(read, tuple(names or ()), best)
-            table, data = answer_tables.explained_table(said), plain(said)
+            answer = explain.explain(read, tuple(names or ()), best)
+            table, data = answer_tables.explained_table(answer), plain(answer)
     show(table, data, as_json)
 
 

@@ -31,6 +31,10 @@ def schedule_verb(name: Name, ranks: Ranks = None, microbatches: Microbatches = 
     ranks, microbatches = ranks or own[0], microbatches or own[1]
     made = generate(name, ranks, microbatches)
     line = unit_timeline(made)
-    drawn = Text(f"{made}\n\n{draw_schedule(made)}\n\n{line.makespan:g} units, bubble {line.bubble:.1%}", no_wrap=True)
+    apart = line.bubble_apart
+    said = f"; {apart:.1%} where ranks begin and end one after another, and none waits for all to update"
+    drawn = Text(f"{made}\n\n{draw_schedule(made)}\n\n{line.makespan:g} units, bubble {line.bubble:.1%}"
+                 + said * (apart < line.bubble - 5e-4), no_wrap=True)
     show(drawn, {"name": name, "ranks": ranks, "microbatches": microbatches, "stages": made.stages,
-                 "schedule": str(made), "units": line.makespan, "bubble": line.bubble}, as_json)
+                 "schedule": str(made), "units": line.makespan, "bubble": line.bubble,
+                 "bubble_apart": apart}, as_json)

@@ -292,7 +292,7 @@ def schedule_title(name: str) -> str:
     """A schedule as a person reads it: its name, or what it is if its actions are its name."""
     own = _written(name)
     return name if own is None else \
-        f"written schedule of {len(own.actions)} ranks and {own.microbatches} microbatches"
+        f"written schedule of {len(own.actions)} parts and {own.microbatches} microbatches"
 
 
 def splits_backward(name: str) -> bool:
@@ -331,6 +331,9 @@ def _kind_and_width(text: str) -> tuple[str, int]:
     """
     name, colon, width = text.partition(":")
     counted = name in ("interleaved", "chimera")
+    if text in ("interleaved", "chimera"):
+        example = f"{text}:2 for 2 chunks" if text == "interleaved" else f"{text}:1 for one pair of pipes"
+        raise InputError(f"{text!r} is no schedule without a number: write {example}")
     if name not in SCHEDULES or bool(colon) != counted or (counted and not (width.isdecimal() and int(width))):
         raise InputError(f"{text!r} is no schedule; write {NAMES}, or the name of a file that has one")
     return name, int(width or 1)

@@ -27,6 +27,7 @@ from autoddl.core.files import write_atomically
 from autoddl.core.layout import Layout, Mesh
 from autoddl.core.names import is_factory
 from autoddl.core.pipeline import Schedule
+from autoddl.core.pipeline_schedules import schedule_title, written_numbers
 from autoddl.core.precision import Precision
 from autoddl.core.problem import EXACT
 from autoddl.core.sparse import SparseRule
@@ -258,12 +259,24 @@ class Plan:
         """The plan in three lines; `cli.plan_tables` prints all of it."""
         predicted, links = self.predicted, self.predicted.communication
         sent = ", ".join(f"{axes} {seconds * 1e3:.3g} ms" for axes, seconds in sorted(links.items())) or "none"
-        stages = f", {len(self.pipeline.stages)} stages, {self.pipeline.name}" if self.pipeline is not None else ""
+        stages, waiting = self._of_stages(sum(links.values()))
         return (f"plan of {self.model} for {self.cluster}: mesh {self.mesh}{stages}\n"
                 f"{predicted.seconds * 1e3:.4g} ms a step: compute {predicted.compute * 1e3:.4g} ms, communication "
-                f"{sent}\n"
+                f"{sent}{waiting}\n"
                 f"{predicted.peak_bytes / 1e9:.3g} of {self.budget / 1e9:.3g} GB a rank; "
                 f"at most {self.gap:.2%} from the best")
+
+    def _of_stages(self, sent: float) -> tuple[str, str]:
+        """Says what stages there are, and what the ranks that do most do besides computing and sending; or nothing."""
+        if self.pipeline is None:
+            return "", ""
+        seconds, update = self.predicted.seconds, self.predicted.update
+        idle = max(0.0, seconds - self.predicted.compute - sent - update)
+        count = f", {self.microbatches} microbatch{'es' * (self.microbatches > 1)}"
+        return (f", {len(self.pipeline.stages)} stages, {schedule_title(self.pipeline.name)}"
+                + count * (written_numbers(self.pipeline.name) is None),
+                f", update {update * 1e3:.3g} ms on the ranks that do most, which wait for others "
+                f"{idle / (seconds or 1.0):.1%} of it")
 
     @property
     def codecs(self) -> tuple[str, ...]:

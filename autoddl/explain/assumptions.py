@@ -15,6 +15,7 @@ from typing import Any
 from autoddl.core.graph import graph_from_text
 from autoddl.core.layout import PartialSum, Split
 from autoddl.core.pipeline_proofs import TIME_OVER
+from autoddl.core.pipeline_schedules import written_numbers
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, parse_cluster, show_bytes
 from autoddl.cost_models.links import is_network
@@ -115,10 +116,12 @@ def unweighed(plan: Plan) -> int:
                for row in plan.source.get("alternatives", ()))
 
 
-def untried(plan: Plan) -> tuple[str, ...]:
+def untried(plan: Plan, idle: float = 0.0) -> tuple[str, ...]:
     """Names the options that may make the step of a plan faster, and that its search was not given.
 
-    Those that shorten computation come first where it takes longer than communication."""
+    `idle` is the part of the step in which ranks of stages compute nothing. Options that shorten computation come first
+    where it takes longer than communication.
+    """
     source, predicted = plan.source, plan.predicted
     if plan.mesh.size == 1 or not source:
         return ()
@@ -127,12 +130,14 @@ def untried(plan: Plan) -> tuple[str, ...]:
         source["cluster"], "the plan's cluster").device.compiled
     recipe, staged = plan.precision.split(","), plan.pipeline is not None
     asked, left = max((source.get("asked") or {}).get("stages") or [1]) > 1, unweighed(plan)
+    parts = _more_parts(plan) if idle > WORTH else ""
     texts = [text for text, wanted in (
+        (f"--microbatches {parts} leaves shorter bubbles, as far as memory allows", bool(parts)),
         ("--overlap finds the plan whose communication hides best",
          sent and not staged and predicted.line_bound is None),
-        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", sent and not staged and not asked
-         and not source.get("mine") and ("graph" not in source
-                                         or where_rows_meet(graph_from_text(source["graph"])) is None)),
+        ("--stages 1,2,4 --microbatches 4,8 has pipelines too", (sent or bool(idle_axes(plan))) and not staged
+         and not asked and not source.get("mine") and (
+             "graph" not in source or where_rows_meet(graph_from_text(source["graph"])) is None)),
         (f"--precision {plan.precision},reduce=bfloat16 sends gradients in half the bytes",
          sent and recipe[0] == "bf16-mixed" and not any(word.startswith("reduce=") for word in recipe)),
         ("--compress gradients=int8 sends gradients in a byte a value, with an error",
@@ -140,3 +145,13 @@ def untried(plan: Plan) -> tuple[str, ...]:
         (f"a larger --stages-limit: {left} pipelines may be faster, and the time was over before", left > 0),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
     return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)
+
+
+def _more_parts(plan: Plan) -> str:
+    """Numbers of microbatches above those that a plan with stages was weighed with, as an option has them; or ""."""
+    batch, asked = batch_of(plan), (plan.source.get("asked") or {}).get("microbatches") or [plan.microbatches]
+    if batch is None or plan.pipeline is None or written_numbers(plan.pipeline.name) or plan.microbatches < max(asked):
+        return ""
+    more = [n for n in range(plan.microbatches + 1, batch[0] + 1) if batch[0] % n == 0]
+    enough = [n for n in more if n >= len(plan.pipeline.ranks)]
+    return ",".join(map(str, enough[:2] or more[-2:]))

@@ -9,7 +9,8 @@ A negative worth is a saving. A group that cannot stand alone has none: its opti
 or they are not open to A. On two meshes, or of two models, only the totals are comparable. Two models count as one if
 their parameters and operators are equal. Their sizes may differ, because plans keep the graph of one microbatch.
 
-Of plans with stages, those are compared that have the same ops in both, each like a plan of its own.
+Of plans with stages, those are compared that have the same ops in both, each like a plan of its own. Seconds of the
+ranks that do most, with what they wait for other stages, add up to the step.
 """
 
 import math
@@ -21,12 +22,14 @@ from autoddl.core.errors import InputError
 from autoddl.core.graph import Graph, Kind, Tensor, graph_from_text
 from autoddl.core.hubs import HUB
 from autoddl.core.names import fold_names
-from autoddl.core.pipeline import sizes_text
+from autoddl.core.pipeline import Schedule, sizes_text
+from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.explain.breakdown import block_of
-from autoddl.explain.staged_run import stage_beginnings
+from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.planner.batch_scaling import stretched
+from autoddl.planner.pipelines.staged_steps import simulated
 from autoddl.planner.question import Rebuilt, rebuild
 from autoddl.pricing.space import Choice, Variable
 
@@ -67,14 +70,17 @@ def difference(a: Plan, b: Plan) -> Difference:
     parted, sized = _unlike(a, b)
     if a.pipeline is not None or b.pipeline is not None:
         said = (*_words(a, b), *parted, *sized)
-        words, groups = ((), ()) if parted else _stages(a, b, said)
+        words, groups = _stages(a, b, said, alike=not parted)
         return Difference((*said, *words), tuple(_totals(a, b)), groups)
     alike = a.mesh == b.mesh and not parted and a.source and b.source
     return Difference((*_words(a, b), *parted, *sized), tuple(_totals(a, b)), _groups(a, b) if alike else ())
 
 
-def _stages(a: Plan, b: Plan, said: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[BlockDifference, ...]]:
+def _stages(a: Plan, b: Plan, said: tuple[str, ...], alike: bool
+            ) -> tuple[tuple[str, ...], tuple[BlockDifference, ...]]:
     """(texts, groups) of the stages of both plans: where they begin, and how equal ones differ, but for what is said.
+
+    Of two models, which are not alike, no stages are equal.
     """
     if a.pipeline is None or b.pipeline is None:
         return tuple(f"stages: {name} has {len(plan.pipeline.stages)}, the other none; only totals are compared"
@@ -83,17 +89,23 @@ def _stages(a: Plan, b: Plan, said: tuple[str, ...]) -> tuple[tuple[str, ...], t
     groups: list[BlockDifference] = []
     for what, mine, yours in (("stages", len(a.pipeline.stages), len(b.pipeline.stages)),
                               ("ranks of stages", sizes_text(a.pipeline.sizes), sizes_text(b.pipeline.sizes)),
-                              ("schedule", a.pipeline.name, b.pipeline.name),
+                              ("schedule", *_schedules(a.pipeline.name, b.pipeline.name)),
                               ("cuts", *(", ".join(stage_beginnings(plan)[1:]) for plan in (a, b)))):
         if mine != yours:
             words.append(_both(what, mine, yours))
-    theirs = {stage.ops: stage.plan for stage in b.pipeline.stages}
+    theirs = {stage.ops: stage.plan for stage in b.pipeline.stages if alike}
     for k, stage in enumerate(a.pipeline.stages):
         if stage.ops in theirs:
             found = difference(stage.plan, theirs[stage.ops])
             words += [f"stage {k} of the first: {text}" for text in found.words if text not in said]
             groups += [replace(group, block=f"stage {k} of the first: {group.block}") for group in found.groups]
     return tuple(words), tuple(groups)
+
+
+def _schedules(mine: str, yours: str) -> tuple[str, str]:
+    """Both schedules as people read them; in full where both are written and other ones."""
+    titles = schedule_title(mine), schedule_title(yours)
+    return titles if titles[0] != titles[1] else (mine, yours)
 
 
 def _unlike(a: Plan, b: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -189,9 +201,24 @@ def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
     yield "compute", a.predicted.compute, b.predicted.compute, "s"
     yield "update", a.predicted.update, b.predicted.update, "s"
     for what, x, y, unit in (("communication", a.predicted.communication, b.predicted.communication, "s"),
+                             ("stages:", _waiting(a), _waiting(b), "s"),
                              ("bytes of", a.predicted.nbytes, b.predicted.nbytes, "B")):
         for part in dict.fromkeys((*x, *y)):
             yield f"{what} {part}", x.get(part, 0.0), y.get(part, 0.0), unit
+
+
+def _waiting(plan: Plan) -> dict[str, float]:
+    """The rest of a step with stages, on the ranks that do most: seconds by name, less than 0 of what runs beside.
+
+    Messages are what the step takes longer by them. Without them, ranks still wait for others: the bubbles.
+    """
+    if plan.pipeline is None or not {"graph", "cluster"} <= plan.source.keys():
+        return {}
+    predicted, step = plan.predicted, foreseen_stages(plan)
+    free = simulated(Schedule.parse(plan.pipeline.schedule), step.stages, [0.0] * len(step.transfers)).makespan
+    rest = free - predicted.compute - predicted.update - sum(predicted.communication.values())
+    return {"bubbles": max(rest, 0.0), "messages": predicted.seconds - free} | (
+        {"collectives that run beside": rest} if rest < 0 else {})
 
 
 def _groups(a: Plan, b: Plan) -> tuple[BlockDifference, ...]:

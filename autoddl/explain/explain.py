@@ -3,6 +3,7 @@
     explain        where the seconds and bytes go; for a parameter or op its choice and the price of every other
     proved         the lower bound by a certificate that is checked without the solver
     price_of_pins  the price of each pin: the search without it
+    stages_with    the stages that have what is asked for by name
 
 The price of another choice is that of the best whole plan with it, on the plan's mesh and within its pins.
 """
@@ -16,14 +17,16 @@ from itertools import zip_longest
 from math import inf, prod
 
 from autoddl.core.errors import Infeasible, InputError, MismatchError
-from autoddl.core.graph import Op
+from autoddl.core.graph import RECEIVE, Kind, Op, Tensor
 from autoddl.core.hubs import HUB, add_hubs
 from autoddl.core.layout import Mesh, local_shape
 from autoddl.core.names import near_names
 from autoddl.core.plan import Conversion, Decision, Plan, Stored
 from autoddl.core.problem import Problem
 from autoddl.core.recompute import SEARCH, policy_blocks
+from autoddl.core.stages import SEND, cut_graph
 from autoddl.explain.breakdown import BlockCost, block_costs, row_text
+from autoddl.explain.compare_run import graph_of_plan
 from autoddl.explain.rows.memory_rows import check_row
 from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.own_facts import told_by_trials
@@ -52,7 +55,8 @@ from autoddl.search.certify.alternatives import alternatives, bounding_beliefs, 
 from autoddl.search.certify.certificate import check_certificate
 from autoddl.search.certify.prove import prove
 
-__all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved"]
+__all__ = ["Explained", "Named", "Other", "PinPrice", "Proved", "explain", "price_of_pins", "proved",
+           "stages_with"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +189,31 @@ def _matching(made: Rebuilt, names: Sequence[str]) -> list[int]:
                               f"parameters are {', '.join(parameters[:4])}, ...")
             raise InputError(f"{name!r} matches no parameter, module or op of the plan; {near}")
     return [v for v, several in enumerate(texts) if any(fnmatchcase(text, name) for text in several for name in names)]
+
+
+def stages_with(plan: Plan, names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """By stage, those of the names that match a parameter, module or op there; stages without any are left out.
+
+    Raises InputError for a name that matches nothing in any stage, or for a plan that keeps no graph.
+    """
+    assert plan.pipeline is not None
+    texts = [{text for many in (stage.graph.ops, stage.graph.tensors) for one in many for text in _names_of(one)}
+             for stage in cut_graph(graph_of_plan(plan), plan.pipeline.cuts)]
+    found = {k: tuple(name for name in names if any(fnmatchcase(text, name) for text in own))
+             for k, own in enumerate(texts)}
+    for name in names:
+        if not any(name in own for own in found.values()):
+            every = dict.fromkeys(text for own in texts for text in sorted(own))
+            raise InputError(f"{name!r} matches no parameter, module or op of any stage; "
+                             + near_names(name, every, "--stage N asks for all of a stage"))
+    return {k: own for k, own in found.items() if own}
+
+
+def _names_of(one: Op | Tensor) -> tuple[str, ...]:
+    """The names by which an op or a parameter of a stage may be asked for."""
+    if isinstance(one, Op):
+        return () if one.target in (SEND, RECEIVE) else tuple(filter(None, (one.name, one.module)))
+    return (one.fqn, *one.aliases) if one.kind is Kind.PARAMETER else ()
 
 
 def _texts(variable: Variable) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """Characterises the communication of a plan: what a rank sends in one step, in messages of which sizes, on which level.
 
     row      all collectives or messages of one pass, kind and group of ranks; with their buffers' least, median and
-             largest bytes, and how many buffers there are of each size
+             largest bytes, and how many buffers there are of each size. Messages between stages are told apart by what
+             they have: activations, their gradients, the gradient of a parameter that several stages read, the loss
     by       the algorithm: as the cost model chooses it for a buffer of that size, and as the run took it
     moved    the bytes that the rank itself sends for them: for a buffer of B bytes among n ranks
              2 (n-1)/n B in an all-reduce, B where switches reduce it, (n-1)/n B in the others, B in a message between
@@ -66,6 +67,8 @@ class MessageRow:
     """How many buffers there are of each class of `SIZES`, and above the last."""
     algorithm: tuple[str, str | None] = ("", None)
     """Names of the algorithms by which they are sent; "" for messages, and where the plan has no cluster."""
+    of: str = ""
+    """What a message between stages has, like `activations` or the gradient of a parameter; "" for collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,7 @@ class LevelBytes:
     moved: tuple[float, float | None]
 
 
-_Key = tuple[str, str, str]
+_Key = tuple[str, str, str, str]
 _Sent = tuple[int, str]
 _Number = TypeVar("_Number")
 
@@ -120,15 +123,24 @@ def _rows(plan: Plan, rank: int, planned: Iterable[PlannedCollective], recorded:
 
 
 def _sizes(plan: Plan, many: Iterable[PlannedCollective | Event]) -> dict[_Key, list[_Sent]]:
-    """By pass, kind and axes, the bytes of the buffers, rising, with their algorithms.
+    """By pass, kind, axes and what messages have, the bytes of the buffers, rising, with their algorithms.
 
     A rank that receives a message sends nothing."""
     found = defaultdict[_Key, list[_Sent]](list)
     for one in many:
         if one.kind != "receive":
             by = one.algorithm if isinstance(one, Event) else _algorithm(plan, one)
-            found[one.direction, one.kind, one.axes].append((one.nbytes, by))
+            found[one.direction, one.kind, one.axes, _content(one)].append((one.nbytes, by))
     return {key: sorted(sizes) for key, sizes in found.items()}
+
+
+def _content(one: PlannedCollective | Event) -> str:
+    """What a message between stages has, by the lane that it belongs to; "" of a collective."""
+    if one.kind != "send":
+        return ""
+    way, _, lane = one.origin.partition(" ")
+    known = {"forward": "activations", "backward": "gradients of activations", "loss": "loss"}
+    return known.get(way) or f"gradient of {lane.partition(' ')[0]}"
 
 
 def _algorithm(plan: Plan, one: PlannedCollective) -> str:
@@ -138,7 +150,7 @@ def _algorithm(plan: Plan, one: PlannedCollective) -> str:
 
 
 def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[_Sent] | None) -> MessageRow:
-    direction, kind, axes = key
+    direction, kind, axes, content = key
     sizes = axis_sizes(plan)
     ranks = 2 if kind == "send" else prod(sizes[name] for name in axes.split("+"))
     ways = next(filter(None, (levels_of(part, axes) for part in _with_stages(plan))), ())
@@ -151,7 +163,7 @@ def _row(plan: Plan, rank: int, key: _Key, planned: list[_Sent], recorded: list[
         rank, direction, kind, axes, ranks, _level(plan, axes), of(len), of(lambda some: sum(size for size, _ in some)),
         of(lambda some: sum(moved_by(by, kind, ranks, size, ways) for size, by in some)),
         (seen[0], int(median(seen)), seen[-1]), _classes(seen),
-        of(lambda some: ", ".join(sorted({by for _, by in some if by}))))
+        of(lambda some: ", ".join(sorted({by for _, by in some if by}))), content)
 
 
 def _level(plan: Plan, axes: str) -> str:

@@ -24,6 +24,7 @@ from autoddl.planner.budget_search import BudgetSearch, Fitted
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.peaks import Peaks
+from autoddl.planner.pins import parse_pin
 from autoddl.planner.question import Question, question_of, rebuild
 from autoddl.search import smallest, solve
 from autoddl.search.elimination_order import plan_exact_elimination
@@ -182,11 +183,16 @@ def level_of_size(level: Level, size: int) -> Level:
 
 
 def front_of_devices(plan: Plan, progress: Progress | None = None) -> tuple[DevicePoint, ...]:
-    """The best plan on any mesh for every divisor of the outermost level's size, few devices first."""
+    """The best plan on any mesh for every divisor of the outermost level's size, few devices first.
+
+    Where one child of that level is left, layouts that pins ask for along it are those of any plan: no rank has less.
+    """
     asked = question_of(plan).asking(mesh=None)
-    size = next((level.size for level in reversed(asked.cluster.levels) if level.size > 1), 1)
-    return tuple(_device_point(plan, asked, n, asked.cluster.size // size * n, progress)
-                 for n in range(1, size + 1) if size % n == 0)
+    last = next((level for level in reversed(asked.cluster.levels) if level.size > 1), asked.cluster.levels[-1])
+    pins = {text: parse_pin(text) for text in asked.options.pins}
+    whole = asked.asking(pins=tuple(text for text, pin in pins.items() if not pin.pattern or pin.axis != last.name))
+    return tuple(_device_point(plan, whole if n == 1 else asked, n, asked.cluster.size // last.size * n, progress)
+                 for n in range(1, last.size + 1) if last.size % n == 0)
 
 
 def _device_point(plan: Plan, asked: Question, size: int, devices: int, progress: Progress | None) -> DevicePoint:

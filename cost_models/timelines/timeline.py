@@ -95,7 +95,21 @@ class Timeline:
     @property
     def bubble(self) -> float:
         """Fraction of all ranks' time without computation."""
-        whole = len(self.ranks) * self.makespan
+        return self._without_computation(self.makespan)
+
+    @property
+    def bubble_apart(self) -> float:
+        """That fraction where steps follow each other on every rank, and no rank waits for all to have ended one.
+
+        A step then takes as long as the longest rank has from its first task to its last (Qi et al. 2024).
+        """
+        spans = [self._spans(rank) for rank in self.ranks]
+        return self._without_computation(max((max(end for _, end in own) - min(start for start, _ in own)
+                                              for own in spans), default=0.0))
+
+    def _without_computation(self, seconds: float) -> float:
+        """The fraction of so many seconds of every rank that it does not compute."""
+        whole = len(self.ranks) * seconds
         computed = sum((end - start) * len(task.ranks) for task, start, end in
                        zip(self.tasks, self.starts, self.ends, strict=True) if task.stream == COMPUTE)
         return 1 - computed / whole if whole else 0.0

@@ -64,7 +64,7 @@ def test_help_fits_one_screen() -> None:
 
 def test_the_table_says_what_layers_and_parameters_do(path: Path) -> None:
     text = shell("show", str(path)).out
-    for part in ("machine=2,pair=2", "compute", "communication", "pair", "configurations weighed",
+    for part in ("machine=2,pair=2", "compute", "communication", "pair", "1 configuration weighed",
                  "4 GB a rank, of which the peak takes",
                  "no plan takes less than", "every operator has one"):
         assert part in text, text

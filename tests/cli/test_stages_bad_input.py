@@ -1,5 +1,6 @@
 """Whatever is wrong with stages that a person asks for, or asks of a plan that has some: one line, and a code."""
 
+import json
 import re
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def refused(said: Said, pattern: str, code: int = 2) -> None:
     (2, "--stages 2 --schedule no/such.txt", "cannot read the schedule 'no/such.txt': No such file or directory", 2),
     (2, "--stages 2 --microbatches 2 --schedule gpipe --budget 60kB", "rank 0 of gpipe has 2 microbatches of its "
      "stages at 0F1; take more stages", 3),
+    (4, "--stages 2 --microbatches 2 --schedule gpipe --budget 38kB", "ranks 0-1 of gpipe have 2 microbatches of "
+     "their stages at 0F1; take more stages", 3),
     (2, "--stages 2 --schedule 2f2b", "'2f2b' is no schedule; write gpipe, 1f1b", 2),
     (2, "--stages 2 --mesh net=2", "mesh 'net=2' has 2 ranks, cluster pair/2 has 1 devices", 2),
     (2, "--stages 2 --pin 'tail.*: one=B'", "pin 'tail.*: one=B' matches no parameter and no module", 2),
@@ -68,7 +71,7 @@ def test_stages_that_cannot_be(folder: Path, size: int, options: str, pattern: s
     ("show staged --stage 2", "stages 0 to 1, and no stage 2"), ("draw staged -o x.svg --stage 7", "no stage 7"),
     ("explain staged --proof --stage 2", "no stage 2"), ("front staged --stage 2", "no stage 2"),
     ("show plain --stage 0", "no stages, and --stage 0 asks for one: leave it out"),
-    ("explain staged", "2 stages, and explain looks at one of them: name it with --stage, from 0 to 1"),
+    ("explain staged", "2 stages, and explain looks at one of them: name it with --stage N, from 0 to 1"),
     ("explain staged --pins", "explain looks at one of them"), ("front staged", "front looks at one of them"),
     ("front staged --devices", "front looks at one of them"),
     ("explain plain --pipeline", "searched without stages: plan with --stages 1,2,4"),
@@ -83,6 +86,15 @@ def test_what_a_plan_with_stages_cannot_answer(folder: Path, command: str, patte
     places = {"staged": "staged.json", "plain": "plain.json", "FACTORY": FACTORY}
     refused(shell(*(places.get(word, word) for word in command.split())), pattern)
     assert not (folder / "x.svg").exists()
+
+
+def test_a_proof_that_does_not_hold_is_told(folder: Path) -> None:
+    plan = json.loads((folder / "staged.json").read_text())
+    proof = plan["source"]["alternatives"][0]["proof"]
+    proof["rows"] = json.loads(json.dumps(proof["rows"]), parse_float=lambda text: 1.03 * float(text))
+    (folder / "off.json").write_text(json.dumps(plan))
+    refused(shell("explain", str(folder / "off.json"), "--proof"),
+            r"^autoddl: the plan's proof does not hold: stage \d with \d+ blocks? is said to take .*: plan again")
 
 
 @pytest.mark.parametrize("function", [question_of, rebuild, foreseen, proved, front_of_bytes])

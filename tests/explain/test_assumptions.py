@@ -8,7 +8,7 @@ from planmaker import cluster_of, random_plans
 from shell import FACTORY, ROOT, shell
 
 from autoddl.api import plan
-from autoddl.cli.tables.assumption_rows import assumption_rows
+from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows
 from autoddl.core.layout import B, Layout, Split
 from autoddl.core.pipeline_proofs import TIME_OVER
 from autoddl.core.plan import Plan
@@ -54,7 +54,10 @@ def test_ranks_that_repeat_each_other_are_named(alone: Plan) -> None:
 
 
 def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
-    assert untried(alone) == ()  # nothing is sent
+    assert untried(alone) == ("--stages 1,2,4 --microbatches 4,8 has pipelines too",)  # nothing is sent, all repeat
+    assert idle_rows(alone)[0][1].endswith("may change that, and so may stages (--stages)")
+    weighed = replace(alone, source=alone.source | {"asked": {"stages": [1, 2]}})
+    assert untried(weighed) == () and idle_rows(weighed)[0][1].endswith("may change that")
     sent = replace(alone, predicted=replace(alone.predicted, communication={"net": 0.5 * alone.predicted.seconds},
                                            compute=0.0),
                    precision="bf16-mixed", backend="nccl")

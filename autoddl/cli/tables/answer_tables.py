@@ -16,7 +16,7 @@ from autoddl.explain.pareto import DevicePoint, PointOfBytes
 from autoddl.explain.relax import Relaxation
 
 __all__ = ["bytes_table", "devices_table", "difference_table", "difference_words", "explained_table",
-           "pins_table", "proof_table", "relaxation_table"]
+           "pins_table", "proof_table", "relaxation_table", "stages_table"]
 
 
 def explained_table(said: Explained) -> RenderableType:
@@ -37,6 +37,12 @@ def explained_table(said: Explained) -> RenderableType:
             f"`{where}`, {show_bytes(most)}")
     over: RenderableType = axes if said.axes else "nothing is sent"
     return Lines(blocks, "", over, *said.switches, "", *added, peak, "", _unruled(said), *_tried(said))
+
+
+def stages_table(said: Sequence[tuple[int, Explained]]) -> RenderableType:
+    """What was asked for by name, in every stage that has it; seconds are those of the stage's own work in a step."""
+    return Lines(*(line for k, one in said for line in (
+        f"stage {k}, whose own work takes {show_seconds(one.seconds)} a step", explained_table(one))))
 
 
 def _unruled(said: Explained) -> RenderableType:

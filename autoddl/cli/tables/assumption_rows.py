@@ -1,5 +1,6 @@
 """The rows of a plan's figures: what it takes for granted, how fast it trains, and what looks like a mistake."""
 
+from collections.abc import Mapping
 from math import ceil, prod
 from typing import Any
 
@@ -8,13 +9,14 @@ from autoddl.core.layout import Split
 from autoddl.core.plan import Plan
 from autoddl.cost_models import parse_cluster, show_bytes, show_seconds
 from autoddl.cost_models.backends import EXECUTABLE
-from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput
+from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried
 from autoddl.explain.switch_facts import switch_texts
 from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
 
-__all__ = ["assumption_rows", "idle_rows", "over_text", "pin_rows", "recompute_of", "recomputed_rows"]
+__all__ = ["assumption_rows", "idle_rows", "over_text", "pin_rows", "recompute_of", "recomputed_rows",
+           "search_rows"]
 
 
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -125,4 +127,23 @@ def idle_rows(plan: Plan) -> list[tuple[str, str]]:
         return []
     axes = " and ".join(f"the {sizes[name]} ranks along {name}" for name in idle)
     return [("idle", f"{axes} all do the same work: sending would take longer than what it saves; a larger batch, or "
-                     "faster links there, may change that")]
+                     f"faster links there, may change that{_or_stages(plan)}")]
+
+
+def _or_stages(plan: Plan) -> str:
+    """Says so where stages may use ranks that repeat each other."""
+    return ", and so may stages (--stages)" * any(text.startswith("--stages ") for text in untried(plan))
+
+
+def search_rows(plan: Plan, idle: float = 0.0) -> list[tuple[str, str]]:
+    """Says how much was weighed, and what was not and may be faster; `idle` is the part of a step of stages."""
+    rows = [("search", f"{plan.candidates:,} configuration{'s' * (plan.candidates != 1)} weighed{_took(plan.timings)}")]
+    return rows + [("" if i else "to try", text) for i, text in enumerate(untried(plan, idle))]
+
+
+def _took(timings: Mapping[str, float]) -> str:
+    """How long planning took, and parts of it that are known; a file does not say."""
+    if not timings:
+        return ""
+    parts = ", ".join(f"{name} {show_seconds(timings[name])}" for name in ("capture", "solve") if name in timings)
+    return f" in {show_seconds(timings['total'])} ({parts})"

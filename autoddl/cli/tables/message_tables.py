@@ -39,17 +39,22 @@ def _sent(rows: Sequence["MessageRow"]) -> RenderableType:
     table = columns("rank", "pass", "sent", "by", "axes", "ranks", "outermost level", "count", "bytes",
                     "moved by the rank", "least, median, largest")
     for row in rows:
-        table.add_row(str(row.rank), row.direction, row.kind, twice(row.algorithm, str) or "message", row.axes,
+        table.add_row(str(row.rank), row.direction, _kind(row), twice(row.algorithm, str) or "message", row.axes,
                       str(row.ranks), row.level or "none",
                       twice(row.count, str), twice(row.nbytes, show_bytes), twice(row.moved, show_bytes),
                       ", ".join(map(show_bytes, row.sizes)))
     return table
 
 
+def _kind(row: "MessageRow") -> str:
+    """The kind of collective, or what is sent to another stage."""
+    return f"{row.kind} {row.of}".rstrip()
+
+
 def _classes(rows: Sequence["MessageRow"], sizes: Sequence[int]) -> RenderableType:
     table = columns("rank", "pass", "sent", "axes", *(f"to {show_bytes(size)}" for size in sizes), "above")
     for row in rows:
-        table.add_row(str(row.rank), row.direction, row.kind, row.axes, *(str(count or "") for count in row.classes))
+        table.add_row(str(row.rank), row.direction, _kind(row), row.axes, *(str(count or "") for count in row.classes))
     return table
 
 

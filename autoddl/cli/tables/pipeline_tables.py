@@ -1,33 +1,29 @@
 """Plans with stages as people read them: the figures, the stages, and the schedule's time line.
 
     show PLAN                 figures, stages, time line
-    explain PLAN --pipeline   what became of every number of stages, schedule and number of microbatches
     show, explain, front, draw PLAN --stage 2      the same of one stage as of any plan
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows
+from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows, search_rows
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
-from autoddl.cli.tables.pipeline_text import draw_timeline
+from autoddl.cli.tables.pipeline_text import draw_timeline, timeline_legend
 from autoddl.cli.tables.table_style import columns, grid
 from autoddl.core.errors import InputError
-from autoddl.core.pipeline import sizes_text
-from autoddl.core.pipeline_schedules import schedule_title
+from autoddl.core.pipeline_schedules import schedule_title, written_numbers
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
+from autoddl.explain.pipeline_proof import ProvedPipeline
 from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_of_stage, ranks_text, stage_beginnings
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.stage_lanes import copies_of
 
-__all__ = ["alternatives_of", "alternatives_table", "pipeline_summary", "pipeline_table", "proof_table", "stage_of",
-           "without_stages"]
+__all__ = ["pipeline_summary", "pipeline_table", "proof_table", "stage_of", "without_stages"]
 
 
 def stage_of(plan: Plan, stage: int | None) -> Plan:
@@ -45,14 +41,27 @@ def without_stages(plan: Plan, what: str) -> Plan:
     """The plan, if it has no stages. Raises InputError for a verb that answers for one stage at a time."""
     if plan.pipeline is not None:
         raise InputError(f"this plan has {len(plan.pipeline.stages)} stages, and {what} looks at one of them: name it "
-                         f"with --stage, from 0 to {len(plan.pipeline.stages) - 1}")
+                         f"with --stage N, from 0 to {len(plan.pipeline.stages) - 1}")
     return plan
 
 
 def pipeline_table(plan: Plan) -> RenderableType:
     """The figures of a plan with stages, its stages, and its time line."""
     step = foreseen_stages(plan)
-    return Group(_figures(plan, step), "", _stages(plan, step), "", draw_timeline(step.timeline))
+    drawn = draw_timeline(step.timeline, ranks=lambda part: ranks_text(plan, part))
+    return Group(_figures(plan, step), "", _stages(plan, step), "", drawn, "", _legend(plan, step))
+
+
+def _legend(plan: Plan, step: StagedStep) -> Table:
+    """What the names of the time line and the microbatches in flight mean."""
+    assert plan.pipeline is not None
+    table = grid()
+    table.add_row("time line", timeline_legend(step.timeline))
+    late = "; + 2 for W: two more, whose B has run and whose W has not" * any(
+        stage.plan.waiting for stage in plan.pipeline.stages)
+    table.add_row("in flight", "microbatches whose forward a stage has run and whose backward it has not, at most"
+                               + late)
+    return table
 
 
 def _stage_count(pipeline: Pipeline) -> str:
@@ -68,9 +77,9 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     assert plan.pipeline is not None
     predicted, table = plan.predicted, grid()
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
-    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, schedule {schedule_title(plan.pipeline.name)}, "
-                              f"{plan.microbatches} "
-                              f"microbatch{'es' * (plan.microbatches > 1)}")
+    title, count = schedule_title(plan.pipeline.name), f"{plan.microbatches} microbatch{'es' * (plan.microbatches > 1)}"
+    table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, " + (
+        title if written_numbers(plan.pipeline.name) else f"schedule {title}, {count}"))
     for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
                 *sparse_rows(plan)):
         table.add_row(*row)
@@ -87,6 +96,8 @@ def _figures(plan: Plan, step: StagedStep) -> Table:
     bound = (f"no plan of these stages, schedules and microbatches takes less than {show_seconds(plan.bound)} under "
              f"the model: this one is at most {plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("proof", bound if plan.bound else f"none: {plan.proof}")
+    for row in search_rows(plan, step.idle):
+        table.add_row(*row)
     return table
 
 
@@ -126,26 +137,6 @@ def pipeline_summary(plan: Plan) -> dict[str, Any]:
     return {"stages": len(plan.pipeline.stages), "schedule": plan.pipeline.name, "cuts": list(plan.pipeline.cuts),
             "stage_meshes": [str(stage.plan.mesh) for stage in plan.pipeline.stages],
             "stage_peak_bytes": [stage.plan.predicted.peak_bytes for stage in plan.pipeline.stages]}
-
-
-def alternatives_of(plan: Plan) -> Sequence[Mapping[str, Any]]:
-    """The outcome of every candidate with stages. Raises InputError for a plan that was searched without stages."""
-    if "alternatives" not in plan.source:
-        raise InputError(not_weighed(plan))
-    found: Sequence[Mapping[str, Any]] = plan.source["alternatives"]
-    return found
-
-
-def alternatives_table(plan: Plan) -> RenderableType:
-    """A row per candidate with stages: its best seconds and peak, its bound, and why its search ended."""
-    table = columns("stages", "schedule", "microbatches", "best", "peak", "no less than", "")
-    for row in alternatives_of(plan):
-        ranks = f" of {sizes_text(row['sizes'])} ranks" if row.get("sizes") else ""
-        table.add_row(f"{row['stages']}{ranks}", schedule_title(row["schedule"]), str(row["microbatches"]),
-                      "-" if row["seconds"] is None else show_seconds(row["seconds"]),
-                      "-" if row["nbytes"] is None else show_bytes(row["nbytes"]),
-                      "no plan" if row["bound"] is None else show_seconds(row["bound"]), row["detail"])
-    return table
 
 
 def proof_table(checked: ProvedPipeline) -> RenderableType:

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows, recompute_of, recomputed_rows
+from autoddl.cli.tables.assumption_rows import (
+    assumption_rows,
+    idle_rows,
+    pin_rows,
+    recompute_of,
+    recomputed_rows,
+    search_rows,
+)
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
@@ -26,7 +33,7 @@ from autoddl.core.precision import Precision
 from autoddl.cost_models import parse_cluster
 from autoddl.cost_models.machine import FLOAT64_SHARE
 from autoddl.cost_models.units import show_bytes, show_seconds
-from autoddl.explain.assumptions import idle_axes, throughput, untried
+from autoddl.explain.assumptions import idle_axes, throughput
 from autoddl.explain.rings import places_text, ring_text
 from autoddl.explain.rows_that_meet import met_rows
 from autoddl.explain.utilisation import model_flops_utilisation
@@ -231,9 +238,8 @@ def _figures(plan: Plan) -> Table:
     which = "no plan of this configuration" if plan.source.get("mine") else "no plan"
     table.add_row("proof", f"{which} takes less than {show_seconds(plan.bound)} under the model: this one is at most "
                            f"{plan.gap:.2%} from the best ({plan.proof})")
-    table.add_row("search", f"{plan.candidates:,} configurations weighed{_took(plan.timings)}")
-    for i, text in enumerate(untried(plan)):
-        table.add_row("" if i else "to try", text)
+    for row in search_rows(plan):
+        table.add_row(*row)
     table.add_row("no rule", f"replicated on every rank: {slow}" if slow else "every operator has one")
     for i, line in enumerate(found_by_trying(plan)):
         table.add_row("" if i else "tried", line)
@@ -272,14 +278,6 @@ def _float64(plan: Plan) -> str:
     if "float64" in dict(device.peaks) or all(t.dtype != "float64" for t in tensors):
         return ""
     return f"{device.name} lists no peak for float64: priced at {FLOAT64_SHARE:g} of its float32 peak"
-
-
-def _took(timings: Mapping[str, float]) -> str:
-    """How long planning took; a file does not say."""
-    if not timings:
-        return ""
-    total, capture, solve = (show_seconds(timings[name]) for name in ("total", "capture", "solve"))
-    return f" in {total} (capture {capture}, solve {solve})"
 
 
 def _descending(parts: Mapping[str, float]) -> list[tuple[str, float]]:

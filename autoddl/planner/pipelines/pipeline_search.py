@@ -27,7 +27,7 @@ from autoddl.planner.pins import check_pins
 from autoddl.planner.pipelines.alike_units import structure
 from autoddl.planner.pipelines.candidate_runs import Clock, processes_of, run_candidates
 from autoddl.planner.pipelines.cut_places import places_of
-from autoddl.planner.pipelines.part_ranks import Asked, candidates_asked, part_clusters
+from autoddl.planner.pipelines.part_ranks import Asked, candidates_asked, part_clusters, ranks_of_parts
 from autoddl.planner.pipelines.pipeline_candidate import Alternative, CutSearch
 from autoddl.planner.pipelines.stage_parts import StageParts
 from autoddl.planner.pipelines.stage_plans import pipeline_plan
@@ -90,11 +90,12 @@ def search_pipelines(task: PlanTask, best: float, progress: Progress | None = No
             raise
         for one in searches:
             one.ended = one.ended or INTERRUPTED
-    rows = [*problems, *(one.row for one in searches)]
     needed = min(min(one.needed, *(part.needed for part in one.part.every)) for one in searches)
     first = min(searches, key=lambda one: one.seconds)
     fastest = first.cuts.fastest
     plan = plan_of_cut(first.part, first.name, fastest) if fastest and first.seconds < best else None
+    rows = [*problems, *(replace(one.row, nbytes=plan.predicted.peak_bytes) if plan and one is first else one.row
+                         for one in searches)]
     return PipelineFound(plan, min(row.bound for row in rows), tuple(rows), needed,
                          None if any(one.cuts.is_full for one in searches) else
                          next((one.cuts.problem for one in searches if one.cuts.problem), None),
@@ -129,12 +130,16 @@ def _begin(task: PlanTask, asked: Sequence[Asked], clock: Clock, tell: Callable[
 
 
 def _crowd(searches: Sequence[CutSearch]) -> str:
-    """Which rank has most microbatches at once, of the schedule where they are fewest, and from which action on."""
-    every = [(*fullest(one.schedule), one.name) for one in searches]
+    """Which ranks have most microbatches at once, of the schedule where they are fewest, and from which action on."""
+    every = [(*fullest(one.schedule), one.name, k) for k, one in enumerate(searches)]
     if not every:
         return ""
-    most, rank, action, name = min(every)
-    return f"rank {rank} of {schedule_title(name)} has {most} microbatch{'es' * (most > 1)} of its stages at {action}; "
+    most, at, action, name, k = min(every)
+    part = searches[k].part
+    first, end = ranks_of_parts(part.task.cluster, len(searches[k].schedule.actions), part.sizes)[at]
+    one, many = (f"rank {first}", "has", "its"), (f"ranks {first}-{end - 1}", "have", "their")
+    ranks, has, its = one if end == first + 1 else many
+    return f"{ranks} of {schedule_title(name)} {has} {most} microbatch{'es' * (most > 1)} of {its} stages at {action}; "
 
 
 def _teller(progress: Progress | None, searches: Sequence[CutSearch], count: int) -> Callable[[str], None]:
@@ -193,7 +198,8 @@ def staged_plan(task: PlanTask, plain: Callable[[PlanTask, Progress | None], Wit
     found = search_pipelines(task, best.seconds if best else inf, progress)
     bound = min(found.bound, best.bound if best else inf)
     source = {"alternatives": [row.to_json() for row in found.alternatives], "cluster": task.cluster.to_yaml(),
-              "bound_without_stages": best.bound if best else None, "pins": list(task.options.pins),
+              "bound_without_stages": best.bound if best else None,
+              "seconds_without_stages": best.seconds if best else None, "pins": list(task.options.pins),
               "optimizer": task.options.optimizer, "asked": options_text(task.options)} | (
                   {"notes": list(task.notes)} if task.notes else {})
     if found.plan is not None:
