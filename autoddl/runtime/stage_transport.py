@@ -3,8 +3,10 @@
 A message is a box of a tensor (`schedule.stage_lanes`). Every lane and microbatch has a tag of its own, so gloo brings
 each message to its receive in whatever order they are posted. NCCL knows no tags and runs what two ranks exchange in
 the order in which they post it. There (`is_tagged`) receives stay where the lists of actions have them, which is one
-order for both ranks. A send is waited for where the schedule says that it has arrived, or at the end of the step: until
-then its tensor stays. Messages of a lane with a codec are coded, each by itself.
+order for both ranks. NCCL also makes the communicator of two ranks with their first message, for which both have to
+come. Ranks that wait for each other in a ring would wait for ever. So all pairs meet once before the first step, in one
+order on all ranks (`meet`). A send is waited for where the schedule says that it has arrived, or at the end of the
+step: until then its tensor stays. Messages of a lane with a codec are coded, each by itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +24,7 @@ from autoddl.runtime.collectives.recorder import Mark, Recorder
 from autoddl.schedule.stage_lanes import Lane
 from autoddl.schedule.stage_messages import Box
 
-__all__ = ["Arrival", "StageTransport"]
+__all__ = ["Arrival", "StageTransport", "meet"]
 
 
 class _Flight(NamedTuple):
@@ -88,6 +90,9 @@ class StageTransport:
         self._numbers = {lane: k for k, lane in enumerate(lanes)}
         self._messages = {lane: [one for one in lane.messages() if rank in (one.sender, one.receiver)]
                           for lane in lanes}
+        if group is not None and not self.is_tagged:
+            meet(group, rank, {(one.sender, one.receiver) for lane in lanes for one in lane.messages()},
+                 self._sent_from, limit)
         self.clear()
 
     def clear(self) -> None:
@@ -160,3 +165,22 @@ def _box(piece: Tensor, own: Box, box: Box) -> Tensor:
     for dim, ((start, size), (first, _)) in enumerate(zip(box, own, strict=True)):
         piece = piece.narrow(dim, start - first, size)
     return piece
+
+
+def meet(group: dist.ProcessGroup, rank: int, pairs: Iterable[tuple[int, int]], device: torch.device, limit: timedelta
+         ) -> tuple[int, ...]:
+    """Exchanges a byte between all pairs of ranks, pair by pair in one order; returns the peers of this rank.
+
+    A rank waits for a pair before it begins the next, so the least pair that has not met never waits for another.
+    Raises MachineError where a peer is gone.
+    """
+    ordered, byte = sorted({(min(pair), max(pair)) for pair in pairs if pair[0] != pair[1]}), torch.zeros(
+        1, dtype=torch.uint8, device=device)
+    peers = [(low, high) for low, high in ordered if rank in (low, high)]
+    for low, high in peers:
+        try:
+            work = group.send([byte], high, 0) if rank == low else group.recv([byte], low, 0)
+            work.wait(limit)
+        except RuntimeError as error:
+            raise peer_error(f"connecting ranks {low} and {high}", error) from error
+    return tuple(low + high - rank for low, high in peers)
