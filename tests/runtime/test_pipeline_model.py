@@ -206,12 +206,19 @@ DRAWN = [written_name(draw_written(random.Random(seed), 2, 4)) for seed in range
 WRITTEN = [(name, 2 * chunks_of(one), one, mesh, 4) for one, name, mesh in zip(
     DRAWN, ("gpt-4", "llama-4", "vit-4") * 3, ("one=1", "all=2") * 5, strict=False)]
 """Schedules in the order of no rule, as somebody may write them."""
+EIGHT = [*((name, 4 * chunks_of(one), one, "all=2", 4 + 4 * (one == "dualpipe-v")) for name, every in (
+            ("gpt2-8", ("1f1b", "zb-v", "chimera:1")), ("llama-8", ("gpipe", "interleaved:2", "dualpipe-v")),
+            ("vit-8", ("zb-h1", "interleaved:2", "zb-v")), ("gpt-8 dropping", ("zb-h2", "dualpipe-v", "chimera:2")),
+            ("t5", ("1f1b", "zb-h1", "chimera:1")), ("unet", ("gpipe", "zb-h2"))) for one in every),
+         ("gpt2-8", 4, "zb-h2", "all=2", 8), ("llama-8", 8, "zb-v", "all=2", 8), ("vit-8", 4, "1f1b", "all=2", 1),
+         ("gpt-8 dropping", 4, "gpipe", "all=2", 3)]
+"""Four parts of two ranks each."""
 TIED = [("gpt2-4", 4, schedule, mesh, 4) for schedule in ("zb-v", "dualpipe-v") for mesh in ("one=1", "all=2")]
 
 
 @pytest.mark.ranks
 @parametrize_or_slow("name,stages,schedule,mesh,m", QUICK + WRITTEN[:1], WRITTEN[1:] + WIDE + DEEP + UNEQUAL + SPLIT
-                   + CHUNKED + TIED + BOTH_WAYS + SKIPPING + BRANCHED)
+                   + CHUNKED + EIGHT + TIED + BOTH_WAYS + SKIPPING + BRANCHED)
 def test_stages_compute_what_one_process_does(name: str, stages: int, schedule: str, mesh: str, m: int) -> None:
     compare(name, agreeing(name, stages, schedule, mesh, m))
 
