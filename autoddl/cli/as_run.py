@@ -10,7 +10,7 @@ from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
-from autoddl.cost_models.profile import SHIPPED, Profile, load_profile, read_profile
+from autoddl.cost_models.profile import SHIPPED, Profile, load_profile
 from autoddl.cost_models.software import compiled_like, run_by, software_named
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ class Machine:
     """Name of the software profile; None where none was asked for."""
     profile: Profile
     """The constants of the machine."""
+    bare: Cluster
+    """The machine as its file has it."""
 
     @classmethod
     def read(cls, path: Path, compiled: bool, software: str | None, profile: Path | None) -> "Machine":
@@ -42,16 +44,17 @@ class Machine:
             raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled"
                              f"{wanted}")
         name = software if software is not None or compiled else known.software
-        cluster = load_cluster(path)
-        if name is not None:
-            cluster = run_by(cluster, software_named(name))
-        return cls(known.on(as_compiled(cluster) if compiled else cluster), name, known)
+        bare = load_cluster(path)
+        cluster = bare if name is None else run_by(bare, software_named(name))
+        return cls(known.on(as_compiled(cluster) if compiled else cluster), name, known, bare)
 
     def said_by(self, plan: Plan) -> Plan:
         """Returns the plan, which says for which program and with which constants it was made, if any."""
         told: dict[str, Any] = {} if self.software is None else {"software": self.software}
         if self.profile != SHIPPED:
             told["profile"] = self.profile.to_json()
+        if told or self.cluster != self.bare:
+            told["bare"] = self.bare.to_yaml()
         return replace(plan, source={**plan.source, **told})
 
     def with_ties(self, found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
@@ -70,22 +73,19 @@ class Machine:
 
 def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
     """The table and the figures of a plan; of one for a software profile, with its step as that program runs it."""
-    table, data, software = plan_tables.plan_table(plan), plan_tables.summary(plan), plan.source.get("software")
-    if software is None:
-        return table, data
-    from autoddl.explain.run_seconds import seconds_as_run, sureness
+    from autoddl.explain.run_seconds import step_as_run
 
-    told = plan.source.get("profile")
-    profile = SHIPPED if told is None else read_profile(told, "the plan's profile")
-    seconds = seconds_as_run(plan, profile.by(software_named(software)))
-    low, median, high = sureness(plan).with_runs(profile.residual, profile.runs).of(seconds)
-    whose = f"the {profile.runs} runs of the profile" if profile.runs else "published runs of this kind"
+    ran = step_as_run(plan)
+    table, data = plan_tables.plan_table(plan, ran), plan_tables.summary(plan, ran)
+    if ran is None:
+        return table, data
+    low, median, high = ran.interval.of(ran.seconds)
+    whose = f"the {ran.runs} runs of the profile" if ran.runs else "published runs of this kind"
     what = "sum" if plan.pipeline is None else "time line"
-    other = compiled_like(software)
+    other = compiled_like(ran.software)
     eager = f", operator by operator (--software {other} prices torch.compile)" if other else ""
-    line = (f"as run by {software}{eager}: {show_seconds(seconds)} is what a step takes, with what overlaps and what "
-            f"the program adds. {show_seconds(plan.predicted.seconds)} below is the {what} that the search compares. "
-            f"By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} "
-            f"and {show_seconds(high)}")
-    return Group(line, "", table), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
-                                           "as_run_interval": [low, high]}
+    line = (f"as run by {ran.software}{eager}: {show_seconds(ran.seconds)} is what a step takes, with what overlaps "
+            f"and what the program adds. {show_seconds(plan.predicted.seconds)} below is the {what} that the search "
+            f"compares. By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between "
+            f"{show_seconds(low)} and {show_seconds(high)}")
+    return Group(line, "", table), data | ran.to_json()

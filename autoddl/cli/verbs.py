@@ -106,13 +106,14 @@ def _save_spares(found: Plan, lost: int, output: Path) -> None:
     """Writes plans for when up to `lost` devices are lost, each named by its ranks, and says so on stderr."""
     if not lost:
         return
+    from autoddl.explain.run_seconds import step_seconds
     from autoddl.explain.spares import spare_plans
     from autoddl.launch.elastic import spare_path
     with progress_bar() as progress:
         for one in spare_plans(found, lost, progress):
             path = spare_path(output, one.mesh.size)
             one.save(path)
-            print(f"autoddl: {path} is for {one.mesh.size} ranks, {show_seconds(one.predicted.seconds)} a step",
+            print(f"autoddl: {path} is for {one.mesh.size} ranks, {show_seconds(step_seconds(one))} a step",
                   file=sys.stderr)
 
 

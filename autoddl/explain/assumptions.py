@@ -2,7 +2,7 @@
 
     batch        the rows of the sample's first tensor times the microbatches; tokens where that tensor has integers in
                  rows
-    throughput   batch / seconds of a step
+    throughput   batch / seconds of a step; of the step as its program runs it, where one is named
     idle axis    a mesh axis of more than one rank along which no op's work is split: its ranks repeat each other
     untried      an option that may make a step faster and that the search was not given
     odd value    a figure of the cluster outside all that is sold, or a likely slip of its unit (`cost_models.sold`)
@@ -50,10 +50,13 @@ def batch_of(plan: Plan) -> tuple[int, int | None] | None:
     return rows, tokens
 
 
-def throughput(plan: Plan) -> dict[str, float]:
-    """Samples, and tokens where there are such, a second; by the time line where the plan was chosen by it."""
+def throughput(plan: Plan, seconds: float | None = None) -> dict[str, float]:
+    """Samples, and tokens where there are such, a second, with a step of so many seconds.
+
+    By default these are those of the plan: by the time line where it was chosen by it."""
     found, line = batch_of(plan), plan.predicted.line_seconds
-    seconds = plan.predicted.seconds if line is None else line
+    if seconds is None:
+        seconds = plan.predicted.seconds if line is None else line
     if found is None or not seconds:
         return {}
     rows, tokens = found

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, idle_rows, pin_rows, recompute_of, recomputed_rows
+from autoddl.cli.tables.assumption_rows import (
+    assumption_rows,
+    idle_rows,
+    pin_rows,
+    recompute_of,
+    recomputed_rows,
+    utilisation_rows,
+)
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
 from autoddl.cli.tables.pipeline_tables import pipeline_summary, pipeline_table
@@ -35,6 +42,7 @@ from autoddl.operators.work import base
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
+    from autoddl.explain.run_seconds import StepAsRun
     from autoddl.launch.run import TrainingResult
     from autoddl.launch.verify import Verification
 
@@ -63,10 +71,10 @@ def text(table: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def summary(plan: Plan) -> dict[str, Any]:
+def summary(plan: Plan, ran: "StepAsRun | None" = None) -> dict[str, Any]:
     """The plan's figures under stable names, in seconds and bytes; of a plan that was read, how long planning took is
-    null."""
-    predicted = plan.predicted
+    null. What is had a second, and the utilisation, are of the step as it `ran`, where a program is named."""
+    predicted, step = plan.predicted, None if ran is None else ran.seconds
     return {
         "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
@@ -78,10 +86,10 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
-        "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(recompute_of(plan)),
+        "precision": plan.precision, "mfu": model_flops_utilisation(plan, step), "recompute": list(recompute_of(plan)),
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
         "left_out": list(plan.source.get("notes", ())), "tried": found_by_trying(plan),
-        "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
+        "per_second": throughput(plan, step), "idle_axes": list(idle_axes(plan)),
         "compress": list(plan.source.get("compress", ())), "sparse": plan.source.get("sparse"),
     } | pipeline_summary(plan)
 
@@ -111,11 +119,11 @@ def raced_table(found: Sequence["Raced"]) -> RenderableType:
     return table
 
 
-def plan_table(plan: Plan) -> RenderableType:
+def plan_table(plan: Plan, ran: "StepAsRun | None" = None) -> RenderableType:
     """The configuration and its proof, what each layer does, and what each parameter group does; or its stages."""
     if plan.pipeline is not None:
-        return pipeline_table(plan)
-    return Group(_figures(plan), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
+        return pipeline_table(plan, ran)
+    return Group(_figures(plan, ran), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
 
 
 def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
@@ -189,7 +197,7 @@ def _ratio(one: "Comparison", first: "Comparison") -> float | None:
     return one.plan.predicted.seconds / first.plan.predicted.seconds
 
 
-def _figures(plan: Plan) -> Table:
+def _figures(plan: Plan, ran: "StepAsRun | None") -> Table:
     """Mesh, time, memory, proof and search, a line each."""
     predicted, table = plan.predicted, grid()
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
@@ -200,7 +208,7 @@ def _figures(plan: Plan) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
                           f"{plan.backend}")
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
-    for row in (*pin_rows(plan), *assumption_rows(plan), *idle_rows(plan)):
+    for row in (*pin_rows(plan), *assumption_rows(plan, ran), *idle_rows(plan)):
         table.add_row(*row)
     if met := met_rows(plan):
         table.add_row("rows meet", met)
@@ -223,8 +231,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} is what this step takes on the time line, "
                                  "where parameters' collectives hide; no plan's time line is shorter than "
                                  f"{show_seconds(predicted.line_bound)}")
-    if (mfu := model_flops_utilisation(plan)) is not None:
-        table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
+    for row in utilisation_rows(plan, ran):
+        table.add_row(*row)
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")
