@@ -1,5 +1,6 @@
 """The machine of a plan as its programs run on it: a cluster, a software profile and a machine's constants."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,9 @@ from autoddl.cost_models.software import compiled_like, run_by, software_named
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison
+    from autoddl.explain.run_seconds import StepAsRun
 
-__all__ = ["Machine", "as_run"]
+__all__ = ["Machine", "as_run", "with_ties"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +59,24 @@ class Machine:
             told["bare"] = self.bare.to_yaml()
         return replace(plan, source={**plan.source, **told})
 
-    def with_ties(self, found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
-        """Returns a comparison, which says where a plan is too near the first to be told apart."""
-        from autoddl.explain.run_seconds import sureness
+    def steps_of(self, found: "tuple[Comparison, ...]") -> "tuple[StepAsRun | None, ...]":
+        """Returns the step of every plan of a comparison as the program runs it; None where there is no plan."""
+        from autoddl.explain.run_seconds import step_as_run
 
-        first = found[0].plan
-        if first is None:
-            return found
-        tie = f"a tie with {found[0].name}: closer than predictions of one model on one machine can tell"
-        return tuple(replace(row, detail="; ".join(filter(None, (row.detail, tie)))) if row.plan is not None
-                     and row.plan is not first
-                     and max(sureness(row.plan), sureness(first), key=lambda one: one.common).ties(
-                         row.plan.predicted.seconds, first.predicted.seconds) else row for row in found)
+        return tuple(None if row.plan is None else step_as_run(self.said_by(row.plan)) for row in found)
+
+
+def with_ties(found: "tuple[Comparison, ...]", ran: "Sequence[StepAsRun | None]") -> "tuple[Comparison, ...]":
+    """Returns a comparison, which says whose step as it `ran` is too near the first to be told apart, or is shorter."""
+    first, name = ran[0], found[0].name
+    if first is None:
+        return found
+    tie = f"a tie with {name}"
+    shorter = f"shorter than {name} as it runs: the search compares sums of seconds"
+    words = ["" if one is None else tie if one.ties(first) else shorter * (one.seconds < first.seconds)
+             for one in ran[1:]]
+    return (found[0], *(replace(row, detail="; ".join(filter(None, (row.detail, word))))
+                        for row, word in zip(found[1:], words, strict=True)))
 
 
 def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:

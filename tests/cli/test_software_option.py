@@ -1,17 +1,21 @@
 """`plan --software`: the plan of a program's kernels, and its step as the program runs it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from shell import FACTORY, LAPTOP, shell
 
+from autoddl.api import Comparison
+from autoddl.cli.as_run import with_ties
 from autoddl.core.errors import InputError
 from autoddl.core.plan import load_plan
 from autoddl.cost_models import show_seconds
+from autoddl.cost_models.intervals import Interval
 from autoddl.cost_models.software import software_named
-from autoddl.explain.run_seconds import bare_cluster, seconds_as_run, step_seconds, with_program
+from autoddl.explain.run_seconds import StepAsRun, bare_cluster, seconds_as_run, step_seconds, with_program
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.explain.what_if import sensitivities, what_if
 
@@ -127,3 +131,38 @@ def test_plans_with_fewer_devices_know_the_program_too(tmp_path: Path) -> None:
     assert spare.source["software"] == "eager"
     assert with_program(spare, bare_cluster(spare)).fingerprint == spare.fingerprints["cluster"]
     assert shell("what-if", str(out), "--set", "node.bandwidth=2x").code == 0
+
+
+def test_compare_has_the_steps_of_plan_and_its_ties_are_of_these(tmp_path: Path) -> None:
+    asked = ("compare", FACTORY, str(tmp_path / "A100-80GB.yaml"), *SMALL, "--mine", "dp=2,tp=2", "--software", "eager")
+    mine = planned(tmp_path, "A100-80GB", "--mine", "dp=2,tp=2", "--software", "eager")
+    rows = {row["name"]: row for row in json.loads(shell(*asked, "--json").out)}
+    shown = json.loads(shell("show", str(mine), "--json").out)
+    for key in ("predicted_seconds", "as_run_seconds", "as_run_interval"):
+        assert rows["mine"][key] == pytest.approx(shown[key])
+    for row in rows.values():
+        assert row["ratio"] == pytest.approx(row["as_run_seconds"] / rows["found"]["as_run_seconds"])
+    far = [row for row in rows.values() if row["predicted_seconds"] > 1.5 * rows["found"]["predicted_seconds"]]
+    assert far and all("a tie with found" in row["detail"] for row in far)  # the host is what all of them wait for
+    said = shell(*asked).out
+    assert said.splitlines()[0].split("  ")[0] == "plan" and "as run by eager" in said and "8 of 10 in" in said
+    assert f"{show_seconds(shown['as_run_interval'][0])} to {show_seconds(shown['as_run_interval'][1])}" in said
+    assert "8 of 10" not in shell(*asked[:-2]).out
+
+
+def test_a_row_that_is_shorter_as_it_runs_says_so() -> None:
+    interval = Interval(0.5, 2.0, 0.01, 1, 1)
+    rows = tuple(Comparison(name, None) for name in ("found", "near", "short", "long", "none"))
+    steps = [StepAsRun("eager", seconds, interval, 0) for seconds in (1.0, 1.005, 0.9, 1.1)]
+    assert [row.detail for row in with_ties(rows, [*steps, None])] == [
+        "", "a tie with found", "shorter than found as it runs: the search compares sums of seconds", "", ""]
+    assert with_ties(rows, [None, *steps]) == rows
+
+
+def test_the_way_out_where_nothing_fits_has_the_step_as_run(tmp_path: Path) -> None:
+    (tmp_path / "pair.yaml").write_text(CLUSTER.format(device="A100-80GB").replace("size: 4", "size: 2"))
+    asked = ("plan", FACTORY, str(tmp_path / "pair.yaml"), "--set", "layers=4", "--set", "batch=64", "--workers", "1",
+             "--budget", "450 kB", "--software", "eager")
+    found = re.search(r"--microbatches 2 \(a plan fits, at (.*?) a step or less\)", shell(*asked).err)
+    made = json.loads(shell(*asked, "--microbatches", "2", "--json").out)
+    assert found and found[1] == show_seconds(made["as_run_seconds"]) != show_seconds(made["predicted_seconds"])

@@ -94,13 +94,15 @@ def summary(plan: Plan, ran: "StepAsRun | None" = None) -> dict[str, Any]:
     } | pipeline_summary(plan)
 
 
-def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
-    """One object per plan, the found one first; an infeasible one has no figures."""
+def comparison_rows(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> list[dict[str, Any]]:
+    """One object per plan, the found one first; an infeasible one has no figures. With a program, each has its step as
+    it `ran`, and the ratio is of these."""
     return [{"name": one.name, "predicted_seconds": one.plan.predicted.seconds if one.plan else None,
              "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
-             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail,
+             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": ratio, "detail": one.detail,
              "microbatches": one.plan.microbatches if one.plan else None}
-            | (pipeline_summary(one.plan) if one.plan else {}) for one in found]
+            | (step.to_json() if step else {}) | (pipeline_summary(one.plan) if one.plan else {})
+            for one, step, ratio in zip(found, ran, _ratios(found, ran), strict=True)]
 
 
 def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
@@ -126,16 +128,29 @@ def plan_table(plan: Plan, ran: "StepAsRun | None" = None) -> RenderableType:
     return Group(_figures(plan, ran), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
 
 
-def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
-    """Returns a row per plan, with the ratio of its seconds to those of the first."""
-    table = columns("plan", "seconds", "ratio", "memory", "mesh", "")
-    for one in found:
-        ratio = _ratio(one, found[0])
-        figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
-            show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
-            _shape(one.plan) + _parts(one.plan))
-        table.add_row(one.name, *figures, one.detail)
-    return table
+def comparison_table(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> RenderableType:
+    """Returns a row per plan, with the ratio of its seconds to those of the first.
+
+    With a program these are of the step as it `ran`, each with the seconds between which 8 of 10 lie."""
+    name = next((step.software for step in ran if step is not None), "")
+    table = columns("plan", *((f"as run by {name}", "8 of 10 in") if name else ("seconds",)), "ratio", "memory", "mesh",
+                    "")
+    for one, step, ratio in zip(found, ran, _ratios(found, ran), strict=True):
+        if one.plan is None:
+            table.add_row(one.name, *["-"] * (len(table.columns) - 2), one.detail)
+            continue
+        table.add_row(one.name, *_seconds(one.plan, step), "-" if ratio is None else f"{ratio:.2f}",
+                      show_bytes(one.plan.predicted.peak_bytes), _shape(one.plan) + _parts(one.plan), one.detail)
+    said = (f"steps as {name} runs them, which the sums that the search compares may order otherwise; a tie is closer "
+            "than predictions of one model on one machine can tell")
+    return Group(table, "", said) if name else table
+
+
+def _seconds(plan: Plan, step: "StepAsRun | None") -> tuple[str, ...]:
+    """The seconds of a compared plan; of a step as it runs with those between which 8 of 10 lie."""
+    if step is None:
+        return (show_seconds(plan.predicted.seconds),)
+    return show_seconds(step.seconds), " to ".join(map(show_seconds, step.between))
 
 
 def _shape(plan: Plan) -> str:
@@ -191,10 +206,11 @@ def training_table(ran: "TrainingResult") -> RenderableType:
     return table
 
 
-def _ratio(one: "Comparison", first: "Comparison") -> float | None:
-    if one.plan is None or first.plan is None or not first.plan.predicted.seconds:
-        return None
-    return one.plan.predicted.seconds / first.plan.predicted.seconds
+def _ratios(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> list[float | None]:
+    """The seconds of every row over those of the first: of the steps as they run, where a program is named."""
+    seconds = [step.seconds if step else one.plan.predicted.seconds if one.plan else None
+               for one, step in zip(found, ran, strict=True)]
+    return [one / seconds[0] if one is not None and seconds[0] else None for one in seconds]
 
 
 def _figures(plan: Plan, ran: "StepAsRun | None") -> Table:
