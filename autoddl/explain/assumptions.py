@@ -121,10 +121,11 @@ def unweighed(plan: Plan) -> int:
 def untried(plan: Plan) -> tuple[str, ...]:
     """Names the options that may make the step of a plan faster, and that its search was not given.
 
-    Those that shorten computation come first where it takes longer than communication."""
+    Those that shorten computation come first where it takes longer than communication. The last one says more of the
+    step, where the plan was made for no program."""
     source, predicted = plan.source, plan.predicted
     if plan.mesh.size == 1 or not source:
-        return ()
+        return _unnamed_program(plan)
     sent = sum(predicted.communication.values()) > WORTH * predicted.seconds
     compiled = "software" in source or "cluster" not in source or parse_cluster(
         source["cluster"], "the plan's cluster").device.compiled
@@ -142,4 +143,21 @@ def untried(plan: Plan) -> tuple[str, ...]:
          sent and not source.get("compress") and not plan.sparse_sums),
         (f"a larger --stages-limit: {left} pipelines may be faster, and the time was over before", left > 0),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
-    return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)
+    first = texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts
+    return (*first, *_unnamed_program(plan))
+
+
+def _unnamed_program(plan: Plan) -> tuple[str, ...]:
+    """Names the option that says how a training program runs the plan, where published runs are of such devices.
+
+    A stage has no step of its own, and no sample.
+    """
+    text = plan.source.get("cluster")
+    if text is None or "software" in plan.source or not plan.sample or plan.backend == "gloo":
+        return ()
+    device = parse_cluster(text, "the plan's cluster").device
+    if device.kind != "gpu":
+        return ()
+    named, instead = ("compiled", ", without --compiled,") if device.compiled else ("eager", "")
+    return (f"--software {named}{instead} (or torchtitan, nemo ...) says how long a step takes as that training "
+            "program runs it, and between which seconds 8 of 10 steps would lie",)

@@ -20,6 +20,7 @@ from autoddl.core.pipeline import sizes_text
 from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
+from autoddl.explain.assumptions import untried
 from autoddl.explain.pipeline_proof import ProvedPipeline, not_weighed
 from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_of_stage, ranks_text, stage_beginnings
 from autoddl.planner.pipelines.staged_steps import StagedStep
@@ -89,6 +90,8 @@ def _figures(plan: Plan, step: StagedStep, ran: "StepAsRun | None") -> Table:
     bound = (f"no plan of these stages, schedules and microbatches takes less than {show_seconds(plan.bound)} under "
              f"the model: this one is at most {plan.gap:.2%} from the best ({plan.proof})")
     table.add_row("proof", bound if plan.bound else f"none: {plan.proof}")
+    for i, text in enumerate(untried(plan)):
+        table.add_row("" if i else "to try", text)
     return table
 
 
