@@ -166,3 +166,15 @@ def test_the_way_out_where_nothing_fits_has_the_step_as_run(tmp_path: Path) -> N
     found = re.search(r"--microbatches 2 \(a plan fits, at (.*?) a step or less\)", shell(*asked).err)
     made = json.loads(shell(*asked, "--microbatches", "2", "--json").out)
     assert found and found[1] == show_seconds(made["as_run_seconds"]) != show_seconds(made["predicted_seconds"])
+
+
+def test_diff_has_the_steps_as_run_and_names_the_programs(tmp_path: Path) -> None:
+    eager, compiled, plain = (planned(tmp_path, "A100-80GB", *more, name=name) for name, more in (
+        ("eager", ("--software", "eager")), ("compiled", ("--software", "compiled")), ("plain", ())))
+    found = json.loads(shell("diff", str(eager), str(compiled), "--json").out)
+    steps = [step_seconds(load_plan(path)) for path in (eager, compiled)]
+    assert found["totals"][0] == ["step as run", *steps, "s"] != found["totals"][1]
+    assert "program: eager in the first, compiled in the second" in found["words"]
+    other = json.loads(shell("diff", str(eager), str(plain), "--json").out)
+    assert "program: eager in the first, none named in the second" in other["words"]
+    assert other["totals"][0][0] == "step"
