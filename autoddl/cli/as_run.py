@@ -1,5 +1,6 @@
 """The machine of a plan as its programs run on it: a cluster, a software profile and a machine's constants."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,14 @@ from autoddl.cli.tables import plan_tables
 from autoddl.core.errors import InputError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, load_cluster, show_seconds
-from autoddl.cost_models.profile import SHIPPED, Profile, load_profile, read_profile
+from autoddl.cost_models.profile import SHIPPED, Profile, load_profile
 from autoddl.cost_models.software import compiled_like, run_by, software_named
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison
+    from autoddl.explain.run_seconds import StepAsRun
 
-__all__ = ["Machine", "as_run"]
+__all__ = ["Machine", "as_run", "with_ties"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class Machine:
     """Name of the software profile; None where none was asked for."""
     profile: Profile
     """The constants of the machine."""
+    bare: Cluster
+    """The machine as its file has it."""
 
     @classmethod
     def read(cls, path: Path, compiled: bool, software: str | None, profile: Path | None) -> "Machine":
@@ -42,50 +46,54 @@ class Machine:
             raise InputError(f"--software {software} says what is compiled, and --compiled does too: drop --compiled"
                              f"{wanted}")
         name = software if software is not None or compiled else known.software
-        cluster = load_cluster(path)
-        if name is not None:
-            cluster = run_by(cluster, software_named(name))
-        return cls(known.on(as_compiled(cluster) if compiled else cluster), name, known)
+        bare = load_cluster(path)
+        cluster = bare if name is None else run_by(bare, software_named(name))
+        return cls(known.on(as_compiled(cluster) if compiled else cluster), name, known, bare)
 
     def said_by(self, plan: Plan) -> Plan:
         """Returns the plan, which says for which program and with which constants it was made, if any."""
         told: dict[str, Any] = {} if self.software is None else {"software": self.software}
         if self.profile != SHIPPED:
             told["profile"] = self.profile.to_json()
+        if told or self.cluster != self.bare:
+            told["bare"] = self.bare.to_yaml()
         return replace(plan, source={**plan.source, **told})
 
-    def with_ties(self, found: "tuple[Comparison, ...]") -> "tuple[Comparison, ...]":
-        """Returns a comparison, which says where a plan is too near the first to be told apart."""
-        from autoddl.explain.run_seconds import sureness
+    def steps_of(self, found: "tuple[Comparison, ...]") -> "tuple[StepAsRun | None, ...]":
+        """Returns the step of every plan of a comparison as the program runs it; None where there is no plan."""
+        from autoddl.explain.run_seconds import step_as_run
 
-        first = found[0].plan
-        if first is None:
-            return found
-        tie = f"a tie with {found[0].name}: closer than predictions of one model on one machine can tell"
-        return tuple(replace(row, detail="; ".join(filter(None, (row.detail, tie)))) if row.plan is not None
-                     and row.plan is not first
-                     and max(sureness(row.plan), sureness(first), key=lambda one: one.common).ties(
-                         row.plan.predicted.seconds, first.predicted.seconds) else row for row in found)
+        return tuple(None if row.plan is None else step_as_run(self.said_by(row.plan)) for row in found)
+
+
+def with_ties(found: "tuple[Comparison, ...]", ran: "Sequence[StepAsRun | None]") -> "tuple[Comparison, ...]":
+    """Returns a comparison, which says whose step as it `ran` is too near the first to be told apart, or is shorter."""
+    first, name = ran[0], found[0].name
+    if first is None:
+        return found
+    tie = f"a tie with {name}"
+    shorter = f"shorter than {name} as it runs: the search compares sums of seconds"
+    words = ["" if one is None else tie if one.ties(first) else shorter * (one.seconds < first.seconds)
+             for one in ran[1:]]
+    return (found[0], *(replace(row, detail="; ".join(filter(None, (row.detail, word))))
+                        for row, word in zip(found[1:], words, strict=True)))
 
 
 def as_run(plan: Plan) -> tuple[RenderableType, dict[str, Any]]:
     """The table and the figures of a plan; of one for a software profile, with its step as that program runs it."""
-    table, data, software = plan_tables.plan_table(plan), plan_tables.summary(plan), plan.source.get("software")
-    if software is None:
-        return table, data
-    from autoddl.explain.run_seconds import seconds_as_run, sureness
+    from autoddl.explain.run_seconds import step_as_run
 
-    told = plan.source.get("profile")
-    profile = SHIPPED if told is None else read_profile(told, "the plan's profile")
-    seconds = seconds_as_run(plan, profile.by(software_named(software)))
-    low, median, high = sureness(plan).with_runs(profile.residual, profile.runs).of(seconds)
-    whose = f"the {profile.runs} runs of the profile" if profile.runs else "published runs of this kind"
+    ran = step_as_run(plan)
+    table, data = plan_tables.plan_table(plan, ran), plan_tables.summary(plan, ran)
+    if ran is None:
+        return table, data
+    low, median, high = ran.interval.of(ran.seconds)
+    whose = f"the {ran.runs} runs of the profile" if ran.runs else "published runs of this kind"
     what = "sum" if plan.pipeline is None else "time line"
-    other = compiled_like(software)
+    other = compiled_like(ran.software)
     eager = f", operator by operator (--software {other} prices torch.compile)" if other else ""
-    line = (f"as run by {software}{eager}: {show_seconds(seconds)} is what a step takes, with what overlaps and what "
-            f"the program adds. {show_seconds(plan.predicted.seconds)} below is the {what} that the search compares. "
-            f"By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between {show_seconds(low)} "
-            f"and {show_seconds(high)}")
-    return Group(line, "", table), data | {"software": software, "as_run_seconds": seconds, "as_run_median": median,
-                                           "as_run_interval": [low, high]}
+    line = (f"as run by {ran.software}{eager}: {show_seconds(ran.seconds)} is what a step takes, with what overlaps "
+            f"and what the program adds. {show_seconds(plan.predicted.seconds)} below is the {what} that the search "
+            f"compares. By {whose}, half would take more than {show_seconds(median)}, and 8 of 10 between "
+            f"{show_seconds(low)} and {show_seconds(high)}")
+    return Group(line, "", table), data | ran.to_json()

@@ -43,7 +43,7 @@ def show_first(plan: Plan, place: Machine, made: Factory, output: Path, count: i
         one.experiment.plan.save(path)
     commands = [f"autoddl run {path} {made} --steps {RUN_STEPS}" for path in paths]
     table, data = as_run(plan)
-    show(Group(table, "", _table(choice, found, commands)),
+    show(Group(table, "", _table(choice, found, commands, place.software)),
          data | {"choice": _choice(choice), "measure_first": [
              {"name": one.experiment.name, "ranks": one.experiment.ranks, "seconds": one.experiment.takes,
               "step_seconds": one.experiment.seconds, "spread_before": one.before, "spread_after": one.after,
@@ -59,20 +59,33 @@ def _choice(choice: "BestOfTwo | None") -> dict[str, Any] | None:
         "model_spread": choice.model, "sure": choice.sure}
 
 
-def _table(choice: "BestOfTwo | None", found: "Sequence[Worthwhile]", commands: Sequence[str]) -> RenderableType:
-    """The choice in words, then a row and a command for each experiment."""
+def _table(choice: "BestOfTwo | None", found: "Sequence[Worthwhile]", commands: Sequence[str], software: str | None
+           ) -> RenderableType:
+    """The choice in words, then a row and a command for each experiment; where there is none, why."""
     if choice is None:
         return "one plan alone: there is nothing to choose, and nothing to measure first"
-    said = (f"Steps here are as they run, with what overlaps; the plan's own step above is a sum, without. "
+    steps = f"Steps here are as {software} runs them." if software else (
+        "Steps here are as they run, with what overlaps; the plan's own step above is a sum, without.")
+    said = (f"{steps} "
             f"{choice.best.name} takes {show_seconds(choice.best.seconds)} a step, {choice.second.name} "
             f"{show_seconds(choice.second.seconds)}: {choice.difference:+.1%}. That is give or take "
             f"{choice.spread:.1%} by the machine's constants, and {choice.model:.1%} by what no constant explains. The "
             f"first is the faster one with a probability of {choice.sure:.0%}.")
+    if not found:
+        return Group(said, "", _nothing_first(choice))
     table = columns("measure first", "devices", "takes about", "leaves of the constants' part")
     for one in found:
         table.add_row(one.experiment.name, str(one.experiment.ranks), show_seconds(one.experiment.takes),
                       f"{one.after:.1%} of {one.before:.1%}")
-    last = ["then: autoddl calibrate " + " ".join(f"--ran {command.split()[2]}" for command in commands)
-            + " -o profile.yaml, with three runs or more; and plan --profile profile.yaml"] if commands else [
-                "no run on a part of this cluster, or on all of it, would narrow that"]
-    return Group(said, "", table, *commands, *last)
+    last = ("then: autoddl calibrate " + " ".join(f"--ran {command.split()[2]}" for command in commands)
+            + " -o profile.yaml, with three runs or more; and plan --profile profile.yaml")
+    return Group(said, "", table, *commands, last)
+
+
+def _nothing_first(choice: "BestOfTwo") -> str:
+    """Says why no experiment is named."""
+    from autoddl.fitting.experiments import LEAST
+    if choice.spread < LEAST:
+        return ("nothing needs to be measured first: other constants of the machine would make both steps longer or "
+                f"shorter alike, to {choice.spread:.1%}, so that no run tells more of which is the faster one")
+    return "nothing needs to be measured first: no run on a part of this cluster, or on all of it, would narrow that"

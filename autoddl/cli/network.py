@@ -77,9 +77,10 @@ def _costs(place: Cluster, prices: Prices, plan: Path | None, deadline: str | No
     limit = None if deadline is None else with_unit(deadline, "seconds")
     from autoddl.explain.network_choice import cheapest_within, networks_of_plan
     with progress_bar() as progress:
-        found = networks_of_plan(without_stages(load_plan(plan), "network"), place, prices, progress)
+        read = without_stages(load_plan(plan), "network")
+        found = networks_of_plan(read, place, prices, progress)
     best = None if limit is None else cheapest_within(found, limit)
-    return show(choices_table(found, best), choices_data(found, best), as_json)
+    return show(choices_table(found, best, read.source.get("software")), choices_data(found, best), as_json)
 
 
 def _builder(model: str, texts: list[str]) -> Callable[[], tuple[Any, Any]]:

@@ -42,6 +42,6 @@ def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
     if intervals is not None:
         write_atomically(intervals, intervals_text(find_intervals(found), runs.name))
     if by is Rows.RUN:
-        return show(validation_tables.run_table(found), validation_tables.run_rows(found), as_json)
+        return show(validation_tables.run_table(found, known), validation_tables.run_rows(found, known), as_json)
     table = Group(validation_tables.score_table(found), "", validation_tables.coverage_table(covered(found)))
     show(table, validation_tables.score_rows(found), as_json)

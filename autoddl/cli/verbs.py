@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from autoddl.capture.factory import Factory, settings
-from autoddl.cli.as_run import Machine, as_run
+from autoddl.cli.as_run import Machine, as_run, with_ties
 from autoddl.cli.compare_run import NoRecord, RecordPath, record_path
 from autoddl.cli.measure_first import show_first
 from autoddl.cli.options import (
@@ -36,7 +36,7 @@ from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.files import check_file, check_folder
 from autoddl.core.plan import Plan, load_plan
 from autoddl.core.processes import term_interrupts
-from autoddl.cost_models import Cluster, load_cluster, show_seconds
+from autoddl.cost_models import load_cluster, show_seconds
 from autoddl.launch.launch import leave
 from autoddl.planner.options import PlanOptions
 
@@ -81,7 +81,7 @@ def plan_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOptions, 
                                    **options.words())
                 Console(stderr=True).print(relaxation_table(rows))
                 raise
-            raise _with_way_out(error, model, place.cluster, sample, options, progress) from None
+            raise _with_way_out(error, model, place, sample, options, progress) from None
     found = place.said_by(found)
     if output is not None:
         found.save(output)
@@ -106,22 +106,25 @@ def _save_spares(found: Plan, lost: int, output: Path) -> None:
     """Writes plans for when up to `lost` devices are lost, each named by its ranks, and says so on stderr."""
     if not lost:
         return
+    from autoddl.explain.run_seconds import step_seconds
     from autoddl.explain.spares import spare_plans
     from autoddl.launch.elastic import spare_path
     with progress_bar() as progress:
         for one in spare_plans(found, lost, progress):
             path = spare_path(output, one.mesh.size)
             one.save(path)
-            print(f"autoddl: {path} is for {one.mesh.size} ranks, {show_seconds(one.predicted.seconds)} a step",
+            print(f"autoddl: {path} is for {one.mesh.size} ranks, {show_seconds(step_seconds(one))} a step",
                   file=sys.stderr)
 
 
-def _with_way_out(error: Infeasible, model: Any, place: Cluster, sample: Any, options: PlanOptions, progress: Any
+def _with_way_out(error: Infeasible, model: Any, place: Machine, sample: Any, options: PlanOptions, progress: Any
                   ) -> Infeasible:
     """The error, with the cheap ways out that fit; where parameters alone do not, none is looked for."""
     if options.stages != (1,) or error.budget == inf or error.detail:
         return error
-    found = ways_out(model, place, sample, progress=progress, **options.words())
+    from autoddl.explain.run_seconds import step_seconds
+    found = ways_out(model, place.cluster, sample, seconds=lambda made: step_seconds(place.said_by(made)),
+                     progress=progress, **options.words())
     if not found:
         detail = ("none was found with all blocks recomputed or with up to 8 times the microbatches either: use more "
                   "devices, a smaller batch or a larger budget")
@@ -174,9 +177,9 @@ def compare_verb(factory: FactoryText, cluster: ClusterPath, options: PlanOption
         else:
             found = compare_plans(model, place.cluster, sample, name=made.name, factory=made.to_json(),
                                   progress=progress, **options.words())
-            if place.software is not None:
-                found = place.with_ties(found)
-            table, data = plan_tables.comparison_table(found), plan_tables.comparison_rows(found)
+            ran = place.steps_of(found)
+            found = with_ties(found, ran)
+            table, data = plan_tables.comparison_table(found, ran), plan_tables.comparison_rows(found, ran)
             problem = found[0].problem
     show(table, data, as_json)
     if problem is not None:

@@ -1,12 +1,13 @@
 """Finds the cheap ways out where no plan fits: what costs the user nothing, recomputation and microbatches."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from autoddl.core.errors import CaptureError, Infeasible, InputError
+from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.options import Options, PlanOptions
@@ -21,11 +22,12 @@ SHORT = 3.0
 
 
 def ways_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object = None, *,
-             progress: Progress | None = None, **options: Unpack[Options]) -> tuple[tuple[str, float], ...]:
+             seconds: Callable[[Plan], float], progress: Progress | None = None, **options: Unpack[Options]
+             ) -> tuple[tuple[str, float], ...]:
     """The options that fit where none does, as a user writes them, each with the seconds of a step, the fastest first.
 
     These are recomputation of all blocks and the fewest microbatches that fit, or where neither does both together.
-    Every search is short (`SHORT`), so the seconds are those of a plan that fits, perhaps not of the best.
+    Every search is short (`SHORT`), so the `seconds` are those of a plan that fits, perhaps not of the best.
     """
     from autoddl.api import plan  # torch is not waited for where plans are read
 
@@ -36,8 +38,8 @@ def ways_out(model: "nn.Module", cluster: str | Path | Cluster, sample: object =
     def first(tried: Sequence[tuple[str, PlanOptions]]) -> tuple[tuple[str, float], ...]:
         for words, one in tried:
             with suppress(Infeasible, InputError, CaptureError):
-                return (words, plan(model, cluster, sample, progress=_within(progress, words), **one.words())
-                        .predicted.seconds),
+                return (words, seconds(plan(model, cluster, sample, progress=_within(progress, words),
+                                            **one.words()))),
         return ()
 
     alone = (*first([("--recompute full", replace(short, recompute=("full",)))]),

@@ -12,11 +12,13 @@ from autoddl.cli.options import AsJson, PlanPath, StageNumber
 from autoddl.cli.output import progress_bar, show
 from autoddl.cli.tables.pipeline_tables import stage_of
 from autoddl.cli.tables.table_style import columns
+from autoddl.core.errors import InputError
 from autoddl.core.files import check_file
 from autoddl.core.plan import Plan, load_plan
 from autoddl.cost_models import show_bytes, show_seconds
 
 if TYPE_CHECKING:
+    from autoddl.explain.run_seconds import StepAsRun
     from autoddl.explain.what_if import Sensitivity, WhatIf
 
 __all__ = ["what_if_verb"]
@@ -33,7 +35,11 @@ def what_if_verb(plan: PlanPath, set_: Changes = None,
     """Plan again under a changed cluster."""
     from autoddl.explain.what_if import sensitivities, what_if
     check_file(output)
-    read = stage_of(load_plan(plan), stage)
+    whole = load_plan(plan)
+    read = stage_of(whole, stage)
+    if stage is not None and (told := whole.source.get("software")):
+        raise InputError(f"--stage {stage} has no step of its own as {told} runs the plan: ask about all stages, "
+                         "without --stage")
     tables: list[RenderableType] = []
     data: dict[str, Any] = {}
     with progress_bar() as progress:
@@ -49,20 +55,29 @@ def what_if_verb(plan: PlanPath, set_: Changes = None,
     show(Lines(*tables), data, as_json)
 
 
-def _figures(plan: Plan) -> dict[str, Any]:
-    """The figures of a plan that are set side by side, in base units."""
+def _figures(plan: Plan, ran: "StepAsRun | None") -> dict[str, Any]:
+    """The figures of a plan that are set side by side, in base units; what is paid is for the step as it runs."""
     from autoddl.explain.assumptions import throughput
     predicted = plan.predicted
+    own = None if ran is None else ran.seconds
+    step = predicted.seconds if own is None else own
     return {"seconds": predicted.seconds, "compute": predicted.compute, "communication": dict(predicted.communication),
             "update": predicted.update, "peak_bytes": predicted.peak_bytes, "budget": plan.budget, "bound": plan.bound,
             "gap": plan.gap, "devices": plan.mesh.size, "mesh": str(plan.mesh), "microbatches": plan.microbatches,
-            "device_seconds": predicted.seconds * plan.mesh.size, "throughput": throughput(plan)}
+            "device_seconds": step * plan.mesh.size, "throughput": throughput(plan, own),
+            **({} if ran is None else ran.to_json())}
+
+
+def _both(found: "WhatIf") -> tuple[dict[str, Any], dict[str, Any]]:
+    """The figures of both plans."""
+    first, second = found.ran or (None, None)
+    return _figures(found.before, first), _figures(found.after, second)
 
 
 def _data(found: "WhatIf") -> dict[str, Any]:
-    return {"changes": [plain(one) for one in found.changes], "before": _figures(found.before),
-            "after": _figures(found.after), "devices": found.devices, "notes": list(found.notes),
-            "difference": plain(found.difference)}
+    before, after = _both(found)
+    return {"changes": [plain(one) for one in found.changes], "before": before, "after": after,
+            "devices": found.devices, "notes": list(found.notes), "difference": plain(found.difference)}
 
 
 def _tables(found: "WhatIf") -> list[RenderableType]:
@@ -71,8 +86,13 @@ def _tables(found: "WhatIf") -> list[RenderableType]:
     for one in found.changes:
         table.add_row(one.where, one.before, one.after)
     table.add_section()
-    a, b = _figures(found.before), _figures(found.after)
-    for what, key, shown in (("step", "seconds", show_seconds),
+    a, b = _both(found)
+    if found.ran is not None:
+        name, steps = found.ran[0].software, [one.seconds for one in found.ran]
+        table.add_row(f"step as run by {name}", *map(show_seconds, steps), _change(*steps))
+        table.add_row("8 of 10 steps lie in", *(f"{show_seconds(low)} to {show_seconds(high)}"
+                                                for low, high in (one.between for one in found.ran)))
+    for what, key, shown in (("step" if found.ran is None else _searched(found.before), "seconds", show_seconds),
                              ("no plan on these devices below", "bound", show_seconds),
                              ("compute", "compute", show_seconds), ("update", "update", show_seconds),
                              ("device-seconds a step", "device_seconds", show_seconds),
@@ -89,13 +109,20 @@ def _tables(found: "WhatIf") -> list[RenderableType]:
     return [table, *(line for note in found.notes for line in ("", note)), "", *words]
 
 
+def _searched(plan: Plan) -> str:
+    """Names the seconds by which a search compares plans, where the step as it runs is another figure."""
+    return "sum that the search compares" if plan.pipeline is None else "time line that the search compares"
+
+
 def _change(before: float, after: float) -> str:
     return f"{after / before - 1:+.1%}" if before and abs(after / before - 1) >= 5e-4 else ""
 
 
 def _worths(plan: Plan, rows: "tuple[Sensitivity, ...]") -> RenderableType:
-    table = columns("1% of", "there is", "saves a step", "share", "found by")
+    from autoddl.explain.run_seconds import step_seconds
+    software, step = plan.source.get("software"), step_seconds(plan)
+    saves = f"saves a step as run by {software}" if software else "saves a step"
+    table = columns("1% of", "there is", saves, "share", "found by")
     for row in rows:
-        table.add_row(row.resource, row.value, show_seconds(row.seconds), f"{row.seconds / plan.predicted.seconds:.3%}",
-                      row.how)
+        table.add_row(row.resource, row.value, show_seconds(row.seconds), f"{row.seconds / step:.3%}", row.how)
     return table

@@ -2,7 +2,7 @@
 
     batch        the rows of the sample's first tensor times the microbatches; tokens where that tensor has integers in
                  rows
-    throughput   batch / seconds of a step
+    throughput   batch / seconds of a step; of the step as its program runs it, where one is named
     idle axis    a mesh axis of more than one rank along which no op's work is split: its ranks repeat each other
     untried      an option that may make a step faster and that the search was not given
     odd value    a figure of the cluster outside all that is sold, or a likely slip of its unit (`cost_models.sold`)
@@ -51,10 +51,13 @@ def batch_of(plan: Plan) -> tuple[int, int | None] | None:
     return rows, tokens
 
 
-def throughput(plan: Plan) -> dict[str, float]:
-    """Samples, and tokens where there are such, a second; by the time line where the plan was chosen by it."""
+def throughput(plan: Plan, seconds: float | None = None) -> dict[str, float]:
+    """Samples, and tokens where there are such, a second, with a step of so many seconds.
+
+    By default these are those of the plan: by the time line where it was chosen by it."""
     found, line = batch_of(plan), plan.predicted.line_seconds
-    seconds = plan.predicted.seconds if line is None else line
+    if seconds is None:
+        seconds = plan.predicted.seconds if line is None else line
     if found is None or not seconds:
         return {}
     rows, tokens = found
@@ -120,11 +123,11 @@ def untried(plan: Plan, idle: float = 0.0) -> tuple[str, ...]:
     """Names the options that may make the step of a plan faster, and that its search was not given.
 
     `idle` is the part of the step in which ranks of stages compute nothing. Options that shorten computation come first
-    where it takes longer than communication.
+    where it takes longer than communication. The last one says more of a step of a plan that was made for no program.
     """
     source, predicted = plan.source, plan.predicted
     if plan.mesh.size == 1 or not source:
-        return ()
+        return _unnamed_program(plan)
     sent = sum(predicted.communication.values()) > WORTH * predicted.seconds
     compiled = "software" in source or "cluster" not in source or parse_cluster(
         source["cluster"], "the plan's cluster").device.compiled
@@ -144,7 +147,8 @@ def untried(plan: Plan, idle: float = 0.0) -> tuple[str, ...]:
          sent and not source.get("compress") and not plan.sparse_sums),
         (f"a larger --stages-limit: {left} pipelines may be faster, and the time was over before", left > 0),
         ("--compiled prices programs of torch.compile", plan.backend != "gloo" and not compiled)) if wanted]
-    return tuple(texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts)
+    first = texts[::-1] if sum(predicted.communication.values()) < predicted.compute else texts
+    return (*first, *_unnamed_program(plan))
 
 
 def _more_parts(plan: Plan) -> str:
@@ -155,3 +159,19 @@ def _more_parts(plan: Plan) -> str:
     more = [n for n in range(plan.microbatches + 1, batch[0] + 1) if batch[0] % n == 0]
     enough = [n for n in more if n >= len(plan.pipeline.ranks)]
     return ",".join(map(str, enough[:2] or more[-2:]))
+
+
+def _unnamed_program(plan: Plan) -> tuple[str, ...]:
+    """Names the option that says how a training program runs the plan, where published runs are of such devices.
+
+    A stage has no step of its own, and no sample.
+    """
+    text = plan.source.get("cluster")
+    if text is None or "software" in plan.source or not plan.sample or plan.backend == "gloo":
+        return ()
+    device = parse_cluster(text, "the plan's cluster").device
+    if device.kind != "gpu":
+        return ()
+    named, instead = ("compiled", ", without --compiled,") if device.compiled else ("eager", "")
+    return (f"--software {named}{instead} (or torchtitan, nemo ...) says how long a step takes as that training "
+            "program runs it, and between which seconds 8 of 10 steps would lie",)

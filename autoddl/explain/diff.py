@@ -27,6 +27,7 @@ from autoddl.core.pipeline_schedules import schedule_title
 from autoddl.core.plan import Plan
 from autoddl.cost_models import show_bytes
 from autoddl.explain.breakdown import block_of
+from autoddl.explain.run_seconds import step_as_run
 from autoddl.explain.staged_run import foreseen_stages, stage_beginnings
 from autoddl.planner.batch_scaling import stretched
 from autoddl.planner.pipelines.staged_steps import simulated
@@ -162,7 +163,8 @@ def _words(a: Plan, b: Plan) -> Iterator[str]:
     pins = ["; ".join(plan.source.get("pins", ())) or "none" for plan in (a, b)]
     for what, mine, yours in (("model", a.model, b.model), ("cluster", a.cluster, b.cluster), ("mesh", a.mesh, b.mesh),
                               ("microbatches", a.microbatches, b.microbatches),
-                              ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins)):
+                              ("optimizer", a.source.get("optimizer"), b.source.get("optimizer")), ("pins", *pins),
+                              ("program", *(plan.source.get("software", "none named") for plan in (a, b)))):
         if mine != yours:
             yield _both(what, mine, yours)
     if a.cluster == b.cluster:
@@ -196,7 +198,10 @@ def _clusters(a: Plan, b: Plan) -> Iterator[str]:
 
 
 def _totals(a: Plan, b: Plan) -> Iterator[tuple[str, float, float, str]]:
-    """Yields (part, A, B, unit) for the seconds and bytes of both plans."""
+    """Yields (part, A, B, unit) for the seconds and bytes of both plans; first the steps as their programs run them."""
+    ran = [step_as_run(plan) for plan in (a, b)]
+    if ran[0] is not None and ran[1] is not None:
+        yield "step as run", ran[0].seconds, ran[1].seconds, "s"
     yield "step", a.predicted.seconds, b.predicted.seconds, "s"
     yield "compute", a.predicted.compute, b.predicted.compute, "s"
     yield "update", a.predicted.update, b.predicted.update, "s"

@@ -12,7 +12,7 @@ from autoddl.core.errors import Infeasible, InputError, MismatchError
 from autoddl.core.plan import Plan
 from autoddl.cost_models import Cluster, show_seconds
 from autoddl.cost_models.network_prices import NETWORKS, PRICES, Bill, Prices, bill, level_of, ports_of
-from autoddl.explain.run_seconds import as_planned
+from autoddl.explain.run_seconds import as_planned, step_seconds, told_like
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import Question, question_of
@@ -27,7 +27,7 @@ class NetworkChoice:
     name: str
     dollars: float
     seconds: float | None
-    """Seconds of the best plan; None where there is none."""
+    """Seconds of the best plan, as its program runs it where one is named; None where there is none."""
     why: str = ""
     """Why there is none."""
 
@@ -62,7 +62,7 @@ def _choices(plan: Plan, asked: Question, prices: Prices, progress: Progress | N
         except Infeasible as error:
             yield NetworkChoice(name, dollars, None, str(error))
         else:
-            yield NetworkChoice(name, dollars, found.predicted.seconds)
+            yield NetworkChoice(name, dollars, step_seconds(told_like(plan, found, None)))
 
 
 def cheapest_within(choices: tuple[NetworkChoice, ...], deadline: float) -> NetworkChoice:

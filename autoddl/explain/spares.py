@@ -12,8 +12,9 @@ from math import prod
 
 from autoddl.core.errors import Infeasible, InputError
 from autoddl.core.plan import Plan
-from autoddl.cost_models import Cluster
+from autoddl.cost_models import Cluster, parse_cluster
 from autoddl.explain.pareto import level_of_size
+from autoddl.explain.run_seconds import told_like
 from autoddl.planner.finish import answer_plan
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.question import whole_question_of
@@ -31,14 +32,17 @@ def plan_for(plan: Plan, devices: int, progress: Progress | None = None) -> Plan
     best: Plan | None = None
     problem: Infeasible | InputError = InputError(f"no part of {plan.cluster} with {devices} devices has a plan: its "
                                                   "stages, pins or topology allow none")
-    for place in largest_parts(asked.cluster, devices):
+    text = plan.source.get("bare")
+    parts = largest_parts(asked.cluster, devices)
+    bare = largest_parts(parse_cluster(text, "the plan's cluster"), devices) if text else [None] * len(parts)
+    for place, alone in zip(parts, bare, strict=True):
         try:
             found = answer_plan(replace(asked, cluster=place), plan, progress)
         except (Infeasible, InputError) as error:
             problem = error
             continue
         if best is None or found.predicted.seconds < best.predicted.seconds:
-            best = found
+            best = told_like(plan, found, alone)
     if best is None:
         raise problem
     return best

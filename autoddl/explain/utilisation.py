@@ -20,14 +20,17 @@ from autoddl.pricing.kernel_prices import computed_dtype
 __all__ = ["model_flops_utilisation"]
 
 
-def model_flops_utilisation(plan: Plan) -> float | None:
-    """The predicted utilisation of a plan, between 0 and 1; None where the plan does not keep its graph."""
-    if not {"graph", "cluster"} <= plan.source.keys() or not plan.predicted.seconds:
+def model_flops_utilisation(plan: Plan, seconds: float | None = None) -> float | None:
+    """The predicted utilisation of a plan, between 0 and 1; None where the plan does not keep its graph.
+
+    `seconds` are those of a step, by default those that the search compares."""
+    seconds = plan.predicted.seconds if seconds is None else seconds
+    if not {"graph", "cluster"} <= plan.source.keys() or not seconds:
         return None
     graph = graph_from_text(plan.source["graph"])
     device = parse_cluster(plan.source["cluster"], "the plan's cluster").device
     ideal = sum(_ideal_seconds(graph, device))
-    return ideal * plan.microbatches / (plan.predicted.seconds * plan.mesh.size)
+    return ideal * plan.microbatches / (seconds * plan.mesh.size)
 
 
 def _ideal_seconds(graph: Graph, device: Device) -> Iterator[float]:

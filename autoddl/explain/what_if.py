@@ -13,6 +13,10 @@ give a slower plan. Of equally fast plans the one of fewest devices is taken. A 
 work split evenly takes longer than the best plan (`floor_seconds`).
 
 The budget follows the memory of the device where it is equal to it, and stays as it is where it is not.
+
+A plan of a program, or with a profile, is planned again with these. What is changed is the cluster of its file; where a
+program is named, steps are compared as it runs them (`run_seconds`). A profile of other devices says nothing of a new
+one, and that is an error.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,10 +32,20 @@ from autoddl.explain.assumptions import idle_axes
 from autoddl.explain.changed_cluster import Change, changed_cluster, times
 from autoddl.explain.diff import Difference, difference
 from autoddl.explain.pareto import level_of_size
-from autoddl.planner.finish import answer_plan
+from autoddl.explain.run_seconds import (
+    StepAsRun,
+    bare_cluster,
+    program_of,
+    seconds_as_run,
+    step_as_run,
+    step_seconds,
+    told_like,
+    with_program,
+)
+from autoddl.planner.finish import answer_plan, on_cluster
 from autoddl.planner.mesh_search import Progress
 from autoddl.planner.pipelines.staged_steps import staged_step
-from autoddl.planner.question import Question, repriced, whole_question_of
+from autoddl.planner.question import Question, repriced, space_of_plan, whole_question_of
 from autoddl.pricing.floors import floor_seconds
 
 __all__ = ["Sensitivity", "WhatIf", "sensitivities", "what_if"]
@@ -59,6 +73,8 @@ class WhatIf:
     """What the reader should know of the comparison."""
     difference: Difference
     """What differs between the plans."""
+    ran: tuple[StepAsRun, StepAsRun] | None = None
+    """Both steps as the plan's program runs them; None where no program was named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,34 +94,41 @@ class Sensitivity:
 def what_if(plan: Plan, changes: Sequence[str], progress: Progress | None = None) -> WhatIf:
     """The best plan of the question of `plan` under `changes`, like `net.bandwidth=2x` or `budget='40 GB'`.
 
-    Raises InputError for a change that cannot be made or a plan that does not keep its question, and Infeasible where
-    no plan fits.
+    Raises InputError for a change that cannot be made, or a device that the plan's profile says nothing of. So it does
+    for a plan that does not keep its question. Raises Infeasible where no plan fits.
     """
     if not changes:
         raise InputError("nothing changes: say what, like --set net.bandwidth=2x, or ask for --sensitivity")
     if plan.pipeline is not None and plan.source.get("mine"):
         raise InputError(f"this pipeline is that of your degrees '{plan.source['mine']}', and no other was weighed: "
                          "plan with --mine on the changed cluster, or ask for a plan with --stages")
-    asked = whole_question_of(plan)
+    asked, bare = whole_question_of(plan), bare_cluster(plan)
     budgets = [text for text in changes if text.partition("=")[0].strip() == "budget"]
-    place, made = changed_cluster(asked.cluster, [text for text in changes if text not in budgets])
-    found, notes = _asked_on(plan, asked, place)
+    place, made = changed_cluster(bare, [text for text in changes if text not in budgets])
+    try:
+        changed = with_program(plan, place)
+    except InputError as error:
+        raise InputError(f"{' '.join(changes)}: {error}") from None
+    found, notes = _asked_on(plan, asked, changed)
     for text in budgets:
         found, more = _with_budget(found, text)
         made = (*made, more)
-    after = _best(plan, found, asked.cluster, progress)
+    after = _best(plan, found, place, bare, progress)
     if after.mesh.size < place.size:
         notes.append(f"the fastest plan uses {after.mesh.size} of {place.size} devices: none with more is faster")
     if idle := idle_axes(after):
         notes.append(f"the ranks along {' and '.join(idle)} repeat the same work: fewer devices would be as fast")
-    return WhatIf(plan, after, made, place.size, tuple(notes), difference(plan, after))
+    first, second = step_as_run(plan), step_as_run(after)
+    return WhatIf(plan, after, made, place.size, tuple(notes), difference(plan, after),
+                  None if first is None or second is None else (first, second))
 
 
 def _asked_on(plan: Plan, asked: Question, place: Cluster) -> tuple[Question, list[str]]:
     """The question on the changed cluster, and notes on what else changes with it, or does not."""
     notes = []
     if plan.predicted.line_seconds is not None:
-        notes.append("the plan was chosen by its time line; here both plans are compared by their sums of seconds")
+        here = "the new one by its sum" if program_of(plan) else "here both plans are compared by their sums"
+        notes.append(f"the plan was chosen by its time line; {here} of seconds")
     follows = plan.budget == asked.cluster.device.memory
     if not follows and place.device.memory != asked.cluster.device.memory:
         notes.append(f"the plan's budget of {show_bytes(plan.budget)} a rank was given, and stays: "
@@ -130,22 +153,25 @@ def _with_budget(asked: Question, text: str) -> tuple[Question, Change]:
     return found, Change("budget", show_bytes(before), show_bytes(found.options.limit(asked.cluster)))
 
 
-def _best(plan: Plan, asked: Question, before: Cluster, progress: Progress | None) -> Plan:
-    """The fastest plan on the cluster of `asked`, or on a part of it where its sizes are not those of `before`."""
+def _best(plan: Plan, asked: Question, place: Cluster, before: Cluster, progress: Progress | None) -> Plan:
+    """The fastest plan on a cluster, or on a part of it where its sizes are not those of `before`.
+
+    Both are without the plan's program and constants, with which it is planned."""
     best: Plan | None = None
     problem: AutoDDLError | None = None
     graph = add_hubs(asked.graph)
-    for place in _parts(asked.cluster, before):
-        floor = floor_seconds(graph, place) * asked.microbatches
+    for bare in _parts(place, before):
+        part = with_program(plan, bare)
+        floor = floor_seconds(graph, part) * asked.microbatches
         if best is not None and floor > best.predicted.seconds * SAME:
             break  # those that follow have fewer devices
         try:
-            found = answer_plan(replace(asked, cluster=place), plan, progress)
+            found = told_like(plan, answer_plan(replace(asked, cluster=part), plan, progress), bare)
         except Infeasible as error:
             problem = problem or error
             continue
         except InputError:
-            if place == asked.cluster:
+            if part == asked.cluster:
                 raise
             continue  # stages are no equal parts of this smaller one
         if best is None or found.predicted.seconds <= best.predicted.seconds * SAME:
@@ -177,16 +203,17 @@ def _parts(place: Cluster, before: Cluster) -> Iterator[Cluster]:
 def sensitivities(plan: Plan, progress: Progress | None = None, searching: bool = True) -> tuple[Sensitivity, ...]:
     """The worth of one per cent of each resource, the most first; a latency is one per cent shorter.
 
+    Where a program is named, the step is that which it runs.
     Without `searching` the worth of memory is left out where it takes a search.
     Raises InputError for a plan that does not keep its question.
     """
     place, tell = whole_question_of(plan).cluster, progress or (lambda what, done, total: None)
-    asked = [*_resources(place)]
+    asked, step = [*_resources(place)], step_seconds(plan)
     found = []
     for i, (resource, change, value) in enumerate(asked):
         tell(f"pricing {resource}", i, len(asked) + 1)
-        saved = plan.predicted.seconds - _again(plan, changed_cluster(place, [change])[0])
-        saved = 0.0 if abs(saved) < (SAME - 1) * plan.predicted.seconds else saved
+        saved = step - _again(plan, changed_cluster(place, [change])[0])
+        saved = 0.0 if abs(saved) < (SAME - 1) * step else saved
         found.append(Sensitivity(resource, value, saved, "re-priced"))
     tell("planning with more memory", len(asked), len(asked) + 1)
     if searching or _is_free(plan):
@@ -196,6 +223,10 @@ def sensitivities(plan: Plan, progress: Progress | None = None, searching: bool 
 
 def _again(plan: Plan, place: Cluster) -> float:
     """Seconds of the plan on another cluster; one with stages keeps its conversions too."""
+    software = program_of(plan)
+    if software is not None:
+        here = on_cluster(plan, *space_of_plan(plan, place), place) if plan.pipeline is None else plan
+        return seconds_as_run(here, software, place)
     if plan.pipeline is None:
         return repriced(plan, place)
     return staged_step(plan, graph_from_text(plan.source["graph"]), place).timeline.makespan
@@ -226,4 +257,5 @@ def _memory(plan: Plan, progress: Progress | None) -> Sensitivity:
     if _is_free(plan):
         return Sensitivity("memory", value, 0.0, "not binding")
     more = answer_plan(whole_question_of(plan).asking(budget=BETTER * plan.budget), plan, progress)
-    return Sensitivity("memory", value, max(0.0, plan.predicted.seconds - more.predicted.seconds), "re-planned")
+    saved = step_seconds(plan) - step_seconds(told_like(plan, more, None))
+    return Sensitivity("memory", value, max(0.0, saved), "re-planned")

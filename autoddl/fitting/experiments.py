@@ -12,6 +12,7 @@ Plans differ by more than constants explain: as far as two published runs of one
 
 What both plans share cancels in g: an experiment that narrows only that is worth nothing. An experiment is good whose
 worth is at least half of the largest. The good one of the fewest device seconds is next, and so on with what it leaves.
+One that narrows D by less than a thousandth is worth nothing.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from autoddl.core.plan import Plan
 from autoddl.cost_models.profile import Profile
 
-__all__ = ["RUN_STEPS", "SIGMA", "START", "BestOfTwo", "Contender", "Experiment", "Worthwhile", "choice_of",
+__all__ = ["LEAST", "RUN_STEPS", "SIGMA", "START", "BestOfTwo", "Contender", "Experiment", "Worthwhile", "choice_of",
            "name_experiments"]
 
 Array = NDArray[np.float64]
@@ -36,6 +37,8 @@ SIGMA = 0.03
 """Standard deviation of the logarithm of a measured step from one by the right constants, as in `calibrate.SCATTER`."""
 HALF = 0.5
 """Part of the largest worth from which an experiment is good enough to be taken for its price."""
+LEAST = 1e-3
+"""By how much an experiment narrows D at least: less is no difference that anyone would measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +121,12 @@ def name_experiments(choice: BestOfTwo, experiments: Sequence[Experiment], profi
     left, found = [*experiments], list[Worthwhile]()
     while left and len(found) < count:
         before = _spread(known, gap)
-        worth = {id(one): before**2 - _spread(_after(known, one), gap)**2 for one in left}
+        after = {id(one): _spread(_after(known, one), gap) for one in left}
+        worth = {key: before**2 - one**2 for key, one in after.items()}
         most = max(worth.values())
-        if most <= 1e-4 * before**2:
+        good = [one for one in left if before - after[id(one)] >= LEAST and worth[id(one)] >= HALF * most]
+        if not good:
             break
-        good = [one for one in left if worth[id(one)] >= HALF * most]
         best = min(good, key=lambda one: (one.ranks * one.takes, -worth[id(one)]))
         known = _after(known, best)
         found.append(Worthwhile(best, before, _spread(known, gap)))

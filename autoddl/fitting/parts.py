@@ -18,7 +18,7 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.intervals import EIGHTY
 from autoddl.cost_models.profile import Profile
 from autoddl.explain.run_seconds import sureness
-from autoddl.fitting.experiments import BestOfTwo, Contender, Experiment, Worthwhile, choice_of, name_experiments
+from autoddl.fitting.experiments import LEAST, BestOfTwo, Contender, Experiment, Worthwhile, choice_of, name_experiments
 from autoddl.fitting.ran_plans import priced_plan, shares_at
 from autoddl.planner.mesh_search import Progress
 from autoddl.validation.clusters import part_of
@@ -46,8 +46,8 @@ def measure_first(model: "nn.Module", cluster: Cluster, sample: object, profile:
         progress("moving constants of candidates", i, len(rows))
         candidates.append(Contender(name, *shares_at(priced_plan(made, software), profile)))
     choice = choice_of(candidates, profile, max(sureness(made).common for _, made in rows) / EIGHTY)
-    if choice is None:
-        return None, ()
+    if choice is None or choice.spread < LEAST:
+        return choice, ()
     whole = [Experiment(f"{one.name}, all devices", made, one.seconds, one.shares)
              for one, (_, made) in zip(candidates, rows, strict=True)]
     parts = list(_on_parts(model, cluster, sample, profile, software, progress, about, words))

@@ -19,13 +19,14 @@ from math import exp, log
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.intervals import NODE, REGIMES, Interval, known_intervals, regime, unseen
+from autoddl.cost_models.intervals import NODE, REGIMES, Interval, interval_of, known_intervals, regime, unseen
+from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun, groups
 
-__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "intervals_text", "regime_of", "widening",
-           "winners"]
+__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run", "intervals_text", "regime_of",
+           "widening", "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""
@@ -37,6 +38,11 @@ Weighted = list[tuple[float, float]]
 def regime_of(run: Run) -> str:
     """The regime of a run."""
     return regime(run.pp, run.zero_stage > 2, _is_alone(run))
+
+
+def interval_of_run(run: Run, known: Profile = SHIPPED) -> Interval:
+    """The interval of a run's step: that of a plan of its regime, on a machine with these constants."""
+    return interval_of(run.pp, run.zero_stage > 2, _is_alone(run)).with_runs(known.residual, known.runs)
 
 
 def _is_alone(run: Run) -> bool:

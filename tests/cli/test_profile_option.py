@@ -89,3 +89,20 @@ def test_a_plan_made_with_a_profile_runs_on_its_cluster_and_on_no_other(tmp_path
     said = shell("run", out, FACTORY, "--steps", "1", "--cluster", str(file), "--set", "layers=2", "--set", "width=64")
     assert said.code != 0 and "another cluster" in said.err
     _check_cluster(load_plan(Path(out)), Path(LAPTOP))
+
+
+def test_what_if_keeps_the_profile_or_says_that_it_is_of_another_device(tmp_path: Path) -> None:
+    cluster, known, out, after = (tmp_path / name for name in ("a100.yaml", "known.yaml", "plan.json", "after.json"))
+    cluster.write_text("name: pair\ndevice: A100-80GB\nlevels: [{name: node, size: 4, bandwidth: 100 GB/s, "
+                       "latency: 5 us}]\n")
+    known.write_text(replace(SLOW, devices=("A100-80GB",)).to_yaml())
+    asked = (FACTORY, str(cluster), *ASKED[4:], "--profile", str(known), "-o", str(out))
+    assert shell("plan", *asked).code == 0
+    for same in ("device=A100-80GB", "node.bandwidth='100 GB/s'", "node.latency=5us", "device.memory=1x"):
+        found = json.loads(shell("what-if", str(out), "--set", same.replace("'", ""), "-o", str(after), "--json").out)
+        assert found["after"]["seconds"] == pytest.approx(found["before"]["seconds"]), same
+        made = load_plan(after)
+        assert made.source["profile"] == load_plan(out).source["profile"]
+        assert made.fingerprints["cluster"] == load_plan(out).fingerprints["cluster"]
+    said = shell("what-if", str(out), "--set", "device=H100-80GB")
+    assert said.code == 2 and "says nothing of H100-80GB" in said.err and len(said.err.strip().splitlines()) == 1

@@ -28,6 +28,7 @@ from autoddl.explain.axis_splits import axis_splits
 from autoddl.explain.compare_run import compare_run, foreseen, foreseen_bytes, planned_traffic
 from autoddl.explain.explain import explain
 from autoddl.explain.pareto import front_of_bytes
+from autoddl.explain.run_seconds import step_as_run
 from autoddl.explain.staged_run import compare_staged_run, foreseen_stages
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.explain.what_if import Sensitivity, sensitivities
@@ -208,6 +209,24 @@ def test_every_number_of_stages_is_the_value_that_it_names(staged: Path) -> None
     check_numbers(page, staged_values(staged))
     assert {number.source.split("/")[0] for number in page.numbers} >= {"plan", "staged", "stages", "kinds", "compared"}
     assert not unnamed(page, sensitivities(load_plan(staged / "plan.json"), searching=False))
+
+
+def test_a_page_of_a_program_has_the_step_as_run_and_its_interval(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    assert shell("plan", FACTORY, LAPTOP, "--set", "layers=1", "--set", "width=8", "--mine", "dp=4", "--software",
+                 "eager", "-o", str(path)).code == 0
+    assert shell("report", str(path), "--quick").code == 0
+    plan, page = load_plan(path), read(path.with_suffix(".html"))
+    ran = step_as_run(plan)
+    assert ran is not None
+    (low, high), shown = ran.between, {number.source: float(number.value) for number in page.numbers}
+    assert (shown["ran/seconds"], shown["ran/low"], shown["ran/high"]) == (ran.seconds, low, high)
+    assert shown["plan/predicted/seconds"] == plan.predicted.seconds != ran.seconds
+    assert shown["throughput/samples"] == throughput(plan, ran.seconds)["samples"]
+    assert shown["utilisation"] == model_flops_utilisation(plan, ran.seconds)
+    assert shown["device_seconds"] == 4 * ran.seconds
+    assert shown["part_as_run/worth/0/seconds"] == shown["worth/0/seconds"] / ran.seconds
+    assert "as run by eager" in page.texts and "by published runs of this kind" in page.texts
 
 
 def test_bars_are_the_time_line_and_the_memory(plain: Path) -> None:

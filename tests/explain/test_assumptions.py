@@ -70,6 +70,22 @@ def test_options_that_a_search_was_not_given_are_named(alone: Plan) -> None:
     assert untried(given) == () and untried(replace(sent, source={})) == ()
 
 
+def test_a_plan_for_no_program_names_the_option_where_published_runs_are_of_such_devices(alone: Plan) -> None:
+    sold = parse_cluster(SOLD, "sold")
+    plain = replace(alone, backend="nccl", source=alone.source | {"cluster": sold.to_yaml()})
+
+    def named(one: Plan, **more: str) -> list[str]:
+        return [said for said in untried(replace(one, source=one.source | more)) if "--software" in said]
+
+    said, = named(plain)
+    assert said.startswith("--software eager (or torchtitan") and "8 of 10 steps" in said
+    assert untried(plain)[-1] == said
+    alike = replace(sold, device=replace(sold.device, compiled=True))
+    assert named(plain, cluster=alike.to_yaml())[0].startswith("--software compiled, without --compiled,")
+    assert not named(plain, software="torchtitan") and not named(plain, cluster=alone.source["cluster"])
+    assert not named(replace(plain, backend="gloo")) and not named(replace(plain, sample={}))
+
+
 def test_pipelines_for_which_the_time_was_too_short_are_named(alone: Plan) -> None:
     seconds = alone.predicted.seconds
     rows = [{"seconds": found, "bound": bound, "detail": detail} for found, bound, detail in (

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 import zoo
-from shell import shell
+from shell import FACTORY, shell
 
 import autoddl
 from autoddl.core.errors import InputError, MismatchError
+from autoddl.core.plan import load_plan
 from autoddl.cost_models import load_cluster
 from autoddl.cost_models.network_prices import NETWORKS
 from autoddl.explain.network_choice import cheapest_within, networks_of_plan
+from autoddl.explain.run_seconds import step_as_run
 
 CLUSTER = """name: sixteen
 device: {name: slow, memory: 1 GB, bandwidth: 100 GB/s, peak: {float32: 100 GFLOP/s}}
@@ -48,3 +50,14 @@ def test_a_deadline_takes_the_cheapest_network_that_meets_it(tmp_path: Path) -> 
     said = shell("network", str(path), "--cost", "--plan", str(out), "--deadline", "1000 s", "--json")
     assert said.code == 0 and json.loads(said.out)["cheapest"] == loose.name
     assert shell("network", str(path), "--cost", "--deadline", "1 s").code == 2
+
+
+def test_the_plans_of_a_program_have_the_steps_that_it_runs(tmp_path: Path) -> None:
+    path, out = tmp_path / "cluster.yaml", tmp_path / "plan.json"
+    path.write_text(CLUSTER % "")
+    assert shell("plan", FACTORY, str(path), "--max-axes", "1", "--software", "eager", "-o", str(out)).code == 0
+    said = json.loads(shell("network", str(path), "--cost", "--plan", str(out), "--json").out)
+    ran = step_as_run(load_plan(out))
+    seconds = {row["network"]: row["seconds"] for row in said["rows"]}
+    assert ran is not None and seconds["fat tree"] == pytest.approx(ran.seconds) != load_plan(out).predicted.seconds
+    assert "best plan, as run by eager" in shell("network", str(path), "--cost", "--plan", str(out)).out

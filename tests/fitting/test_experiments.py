@@ -15,11 +15,13 @@ from autoddl.core.record import Header, RecordedStep, header_text, step_text
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.cost_models.profile import CONSTANTS, SHIPPED, load_profile
 from autoddl.fitting.calibrate import calibrate
-from autoddl.fitting.experiments import SIGMA, BestOfTwo, Contender, Experiment, choice_of, name_experiments
+from autoddl.fitting.experiments import LEAST, SIGMA, BestOfTwo, Contender, Experiment, choice_of, name_experiments
 from autoddl.fitting.parts import parts_of
 from autoddl.fitting.ran_plans import priced_plan, read_ran
 
 CLUSTERS = Path(__file__).parent.parent.parent / "examples" / "clusters"
+SENDING = PAIR.replace("10 MFLOP/s", "100 MFLOP/s").replace("100 MB/s", "10 MB/s")
+"""Two devices that compute and send for about as long: plans differ in what constants they hang on."""
 SLOW = SHIPPED.times("matmul", 1.4).times("outer_links", 1.3).times("inner_links", 1.3)
 
 
@@ -31,7 +33,7 @@ def shares(**given: float) -> tuple[float, ...]:
 def plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a plan, and those of the runs to make first."""
     folder = tmp_path_factory.mktemp("plans")
-    (folder / "pair.yaml").write_text(PAIR)
+    (folder / "pair.yaml").write_text(SENDING)
     said = shell("plan", FACTORY, str(folder / "pair.yaml"), "-o", str(folder / "plan.json"), "--measure-first", "3",
                  "--json")
     assert said.code == 0, said.err
@@ -63,6 +65,26 @@ def test_what_both_plans_share_is_worth_nothing(plans: Path) -> None:
     plan = load_plan(plans / "plan.json")
     common, own = (Experiment(name, plan, 1.0, shares(**{name: 1.0})) for name in ("matmul", "memory"))
     assert [one.experiment.name for one in name_experiments(choice, [common, own], SHIPPED, 3)] == ["memory"]
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.009, 0), (0.02, 1)])
+def test_what_narrows_by_less_than_a_thousandth_is_not_named(plans: Path, share: float, named: int) -> None:
+    best, second = (Contender(name, 1.0, shares(matmul=given)) for name, given in (("a", 0.5), ("b", 0.5 + share)))
+    one = Experiment("all", load_plan(plans / "plan.json"), 1.0, shares(matmul=1.0))
+    assert len(name_experiments(BestOfTwo(best, second, 0.0), [one], SHIPPED, 3)) == named
+
+
+def test_where_all_steps_wait_for_the_host_nothing_is_to_be_measured(tmp_path: Path) -> None:
+    (tmp_path / "gpus.yaml").write_text("name: gpus\ndevice: A100-80GB\n"
+                                        "levels: [{name: node, size: 2, bandwidth: 100 GB/s, latency: 5 us}]\n")
+    asked = ("plan", FACTORY, str(tmp_path / "gpus.yaml"), "--software", "eager", "-o", str(tmp_path / "plan.json"),
+             "--measure-first", "3")
+    said = shell(*asked).out
+    assert "Steps here are as eager runs them." in said and "leaves of the constants' part" not in said
+    line = " ".join(said[said.index("nothing needs to be measured first"):].split())
+    assert "alike, to 0.0%" in line and not list(tmp_path.glob("plan.first-*.json"))
+    data = json.loads(shell(*asked, "--json").out)
+    assert data["measure_first"] == [] and data["choice"]["spread"] < LEAST
 
 
 def test_of_experiments_that_say_as_much_the_cheapest_comes_first(plans: Path) -> None:

@@ -8,8 +8,11 @@ import pytest
 from published import ROW, run, table
 from shell import shell
 
+from autoddl.cli.tables.validation_tables import run_rows
 from autoddl.core.errors import InputError
-from autoddl.cost_models import Group, collective
+from autoddl.cost_models import Group, collective, show_seconds
+from autoddl.cost_models.intervals import interval_of
+from autoddl.cost_models.profile import Profile
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.as_plan_bytes import bytes_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -30,6 +33,21 @@ def test_three_runs_make_a_table(tmp_path: Path) -> None:
     assert "made up" in shell("validate", str(path)).out
     rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
     assert [row["row"] for row in rows] == ["1", "2", "3"]
+    for row, kind in zip(rows, ("whole", "whole", "pipeline"), strict=True):
+        known, seconds = interval_of(2 if kind == "pipeline" else 1, False, alone=True), row["predicted_seconds"]
+        assert row["predicted_interval"] == [seconds * known.low, seconds * known.high]
+    lines = shell("validate", str(path), "--by", "run").out.splitlines()
+    assert lines[0].split()[-4:] == ["predicted", "low", "high", "error"]
+    assert f"{show_seconds(rows[0]['predicted_interval'][1])}  " in lines[1]
+
+
+def test_a_run_without_a_price_has_no_interval_and_a_profile_narrows_those_of_others(tmp_path: Path) -> None:
+    one, known = run(tmp_path), Profile(residual=0.01, runs=40)
+    found = [PricedRun(one, 2.0), PricedRun(one, reason="too strange")]
+    (low, high), none = (row["predicted_interval"] for row in run_rows(found))
+    assert low < high and none is None
+    less, more = run_rows(found, known)[0]["predicted_interval"]
+    assert high / low > more / less
 
 
 def test_scores_by_hand(tmp_path: Path) -> None:

@@ -91,9 +91,12 @@ def worth(facts: Facts) -> Html:
     if not facts.worth:
         return Html("")
     most = max((row.seconds for row in facts.worth), default=0.0) or 1.0
+    step, over = (facts.plan.predicted.seconds, "part") if facts.ran is None else (facts.ran.seconds, "part_as_run")
+    by = "" if facts.ran is None else f", as run by {facts.ran.software},"
     rows = [(row.resource, row.value, seconds(row.seconds, f"worth/{i}/seconds"),
-             part(row.seconds / facts.plan.predicted.seconds, f"part/worth/{i}/seconds"),
+             part(row.seconds / step, f"{over}/worth/{i}/seconds"),
              element("div", element("i", style=f"width:{max(0.0, 100 * row.seconds / most):.3g}%"), class_="meter"),
              row.how) for i, row in enumerate(facts.worth)]
-    return section("What one per cent more is worth", "Seconds a step saves if one resource is one per cent better.",
+    return section("What one per cent more is worth",
+                   f"Seconds a step{by} saves if one resource is one per cent better.",
                    table(("resource", "there is", "saves", "of a step", "", "found by"), rows))

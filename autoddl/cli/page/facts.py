@@ -13,6 +13,7 @@ from autoddl.explain.axis_splits import AxisSplit, axis_splits
 from autoddl.explain.compare_run import Compared, compare_run, foreseen, foreseen_bytes
 from autoddl.explain.explain import Explained, explain
 from autoddl.explain.pareto import PointOfBytes, front_of_bytes
+from autoddl.explain.run_seconds import StepAsRun, step_as_run
 from autoddl.explain.staged_run import ComparedStages, compare_staged_run, foreseen_stages
 from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.explain.what_if import Sensitivity, sensitivities
@@ -56,6 +57,8 @@ class Facts:
     """What one per cent of each resource is worth."""
     compared: Compared | ComparedStages | None
     """The comparison with a record."""
+    ran: StepAsRun | None = None
+    """The step as the plan's program runs it, which throughput and utilisation are of; None where none was named."""
     ended: float = 0.0
     """Seconds after which searches for the front and for prices of alternatives were ended; 0 where none was."""
 
@@ -69,11 +72,13 @@ def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, prog
 
     Raises InputError for a plan that does not keep its question, and MismatchError for a record of another plan.
     """
-    tell, speed, mfu = progress or (lambda what, done, total: None), throughput(plan), model_flops_utilisation(plan)
+    tell, ran = progress or (lambda what, done, total: None), step_as_run(plan)
+    step_seconds = None if ran is None else ran.seconds
+    speed, mfu = throughput(plan, step_seconds), model_flops_utilisation(plan, step_seconds)
     if plan.pipeline is not None:
         staged = None if record is None else compare_staged_run(plan, record)
         worth = sensitivities(plan, searching=False)
-        return Facts(plan, mfu, speed, (), None, None, foreseen_stages(plan), None, (), worth, staged)
+        return Facts(plan, mfu, speed, (), None, None, foreseen_stages(plan), None, (), worth, staged, ran)
     compared = None if record is None else compare_run(plan, record)
     tell("predicting the step", 0, 4)
     step = foreseen(plan)
@@ -87,7 +92,8 @@ def facts_of(plan: Plan, record: Record | None = None, quick: bool = False, prog
     tell("finding the front, which takes a search for each point and which --quick leaves out", 3, 4)
     front = () if quick else front_of_bytes(plan, 4, until=began + limit)
     ended = limit if not quick and (priced > began + limit / 3 or monotonic() > began + limit) else 0.0
-    return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared, ended)
+    return Facts(plan, mfu, speed, axis_splits(plan), step, memory, None, explained, front, worth, compared, ran,
+                 ended)
 
 
 def largest_first(parts: Mapping[str, float]) -> list[tuple[str, float]]:

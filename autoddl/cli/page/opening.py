@@ -23,23 +23,36 @@ FEW_RANKS = 64
 def at_a_glance(facts: Facts) -> Html:
     """The figures for the one who pays, then what the prediction takes for granted."""
     plan, predicted = facts.plan, facts.plan.predicted
-    cards = [_card("a step", seconds(predicted.seconds, "plan/predicted/seconds"), "predicted"),
+    step = predicted.seconds if facts.ran is None else facts.ran.seconds
+    cards = [*_steps(facts),
              *(_card(f"{what} a second", datum(rate, f"{rate:,.4g}" if rate < 1e4 else f"{rate:,.0f}",
                                                f"throughput/{what}"), "") for what, rate in facts.throughput.items()),
              _card("devices", datum(plan.mesh.size, f"{plan.mesh.size:,}", "devices"), f"of {plan.cluster}"),
-             _card("device-seconds a step", seconds(predicted.seconds * plan.mesh.size, "device_seconds"),
-                   "what is paid"),
+             _card("device-seconds a step", seconds(step * plan.mesh.size, "device_seconds"), "what is paid"),
              _card("at the peak of a rank", nbytes(predicted.peak_bytes, "peak_bytes"),
                    Html(f"of {nbytes(plan.budget, 'plan/budget')}")),
              _card("from the best", part(plan.gap, "gap"), Html(
                  f"at most: none is below {seconds(plan.bound, 'plan/bound')}"))]
     if facts.utilisation is not None:
-        cards.insert(3, _card("of the peak", part(facts.utilisation, "utilisation"), "FLOPs of the model"))
-    assumed = [row for row in assumption_rows(plan) if row[0] != "speed"]  # the cards say that
+        cards.insert(-4, _card("of the peak", part(facts.utilisation, "utilisation"), "FLOPs of the model"))
+    assumed = [row for row in assumption_rows(plan, facts.ran) if row[0] != "speed"]  # the cards say that
     said = [*assumed, *idle_rows(plan), ("proof", plan.proof)]
     return section("At a glance", "Seconds and bytes are predictions of the performance model; the bound says what no "
                    "plan of the searched space is below.", element("div", *cards, class_="cards"),
-                   table(("", "what the figures take for granted"), said), _parts(plan))
+                   table(("", "what the figures take for granted"), said), _parts(facts))
+
+
+def _steps(facts: Facts) -> list[Html]:
+    """The seconds of a step; with a program those as it runs, how sure they are, and those that the search compares."""
+    plan, ran = facts.plan, facts.ran
+    searched = seconds(plan.predicted.seconds, "plan/predicted/seconds")
+    if ran is None:
+        return [_card("a step", searched, "predicted")]
+    low, high = ran.between
+    whose = f"by {ran.runs} runs of the profile" if ran.runs else "by published runs of this kind"
+    return [_card("a step", seconds(ran.seconds, "ran/seconds"), f"as run by {ran.software}"),
+            _card("8 of 10 steps lie in", Html(f"{seconds(low, 'ran/low')} to {seconds(high, 'ran/high')}"), whose),
+            _card("that the search compares", searched, "the sum" if plan.pipeline is None else "the time line")]
 
 
 def _card(what: str, number: Html, more: str) -> Html:
@@ -47,15 +60,16 @@ def _card(what: str, number: Html, more: str) -> Html:
                    element("div", more, class_="more"), class_="card")
 
 
-def _parts(plan: Plan) -> Html:
-    """The seconds of a step by what they go to."""
-    predicted = plan.predicted
+def _parts(facts: Facts) -> Html:
+    """The seconds of a step by what they go to; with a program, those that the search compares."""
+    plan, predicted = facts.plan, facts.plan.predicted
+    head = "the step of the busiest rank goes to" if facts.ran is None else "what the search compares goes to"
     sent = [] if plan.pipeline is not None else [(f"communication over {axes}", took, f"communication/{axes}")
                                                  for axes, took in largest_first(predicted.communication)]
     rows = [(what, seconds(took, f"plan/predicted/{at}"), part(took / predicted.seconds, f"part/plan/predicted/{at}"))
             for what, took, at in (("compute", predicted.compute, "compute"), *sent,
                                    ("update", predicted.update, "update"))]
-    return table(("the step of the busiest rank goes to", "seconds", "of the step"), rows)
+    return table((head, "seconds", "of the step" if facts.ran is None else "of that"), rows)
 
 
 def splits(facts: Facts) -> Html:

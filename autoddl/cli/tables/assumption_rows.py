@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from math import ceil, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autoddl.core.graph import graph_from_text
 from autoddl.core.layout import Split
@@ -11,12 +11,16 @@ from autoddl.cost_models import parse_cluster, show_bytes, show_seconds
 from autoddl.cost_models.backends import EXECUTABLE
 from autoddl.explain.assumptions import batch_of, idle_axes, odd_values, throughput, untried
 from autoddl.explain.switch_facts import switch_texts
+from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.operators.expert_sizes import BALANCED, expert_load
 from autoddl.planner.degree_meshes import degrees_meaning
 from autoddl.planner.pins import parse_pin, pin_meaning
 
-__all__ = ["assumption_rows", "idle_rows", "over_text", "pin_rows", "recompute_of", "recomputed_rows",
-           "search_rows"]
+if TYPE_CHECKING:
+    from autoddl.explain.run_seconds import StepAsRun
+
+__all__ = ["assumption_rows", "idle_rows", "over_text", "pin_rows", "recompute_of", "recomputed_rows", "search_rows",
+           "utilisation_rows"]
 
 
 def pin_rows(plan: Plan) -> list[tuple[str, str]]:
@@ -29,8 +33,8 @@ def pin_rows(plan: Plan) -> list[tuple[str, str]]:
     return rows + [("left out", text) for text in plan.source.get("notes", ())]
 
 
-def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Says what was given or assumed, and samples and tokens a second."""
+def assumption_rows(plan: Plan, ran: "StepAsRun | None" = None) -> list[tuple[str, str]]:
+    """Says what was given or assumed, and samples and tokens a second; of the step as it `ran`, with a program."""
     found, rows = batch_of(plan), list[tuple[str, str]]()
     said = []
     if found is not None:
@@ -45,13 +49,14 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
     if not recompute_of(plan):
         said.append("no recomputation")
     rows.append(("assumes", "; ".join(said)))
-    rows += [("also for", f"a batch of {_shapes(one['sample'])}, {show_seconds(one['seconds'])} a step and "
+    summed = "" if ran is None else ", by the sum that the search compares,"
+    rows += [("also for", f"a batch of {_shapes(one['sample'])}, {show_seconds(one['seconds'])} a step{summed} and "
                           f"{show_bytes(one['peak_bytes'])} at the peak") for one in plan.source.get("samples", ())]
     if plan.backend not in EXECUTABLE:
         rows.append(("not run", over_text(plan.backend)))
-    if speed := throughput(plan):
+    if speed := throughput(plan, None if ran is None else ran.seconds):
         rows.append(("speed", ", ".join(f"{rate:,.3g} {what}/s" if rate < 1000 else f"{rate:,.0f} {what}/s"
-                                        for what, rate in speed.items())))
+                                        for what, rate in speed.items()) + _by(ran)))
     if "cluster" in plan.source:
         rows += [("switches", text) for text in switch_texts(plan)]
         cluster = parse_cluster(plan.source["cluster"], "the plan's cluster")
@@ -60,6 +65,17 @@ def assumption_rows(plan: Plan) -> list[tuple[str, str]]:
             rows.append(("unusual", f"a budget of {show_bytes(plan.budget)} is more than the {show_bytes(most)} that a "
                                     f"{cluster.device.name} has: such a plan may not run"))
     return rows
+
+
+def utilisation_rows(plan: Plan, ran: "StepAsRun | None" = None) -> list[tuple[str, str]]:
+    """Says which part of the devices' peak the model's products need, where the plan keeps its graph."""
+    mfu = model_flops_utilisation(plan, None if ran is None else ran.seconds)
+    return [] if mfu is None else [("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of "
+                                                   f"the model{_by(ran)}")]
+
+
+def _by(ran: "StepAsRun | None") -> str:
+    return "" if ran is None else f", as run by {ran.software}"
 
 
 def _uneven(plan: Plan, rows: int) -> str:

@@ -73,9 +73,10 @@ def networks_table(cluster: Cluster, prices: Prices) -> RenderableType:
     return Group(what, said, table)
 
 
-def choices_table(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None") -> RenderableType:
+def choices_table(choices: "tuple[NetworkChoice, ...]", best: "NetworkChoice | None", software: str | None
+                  ) -> RenderableType:
     """Tables what a step takes on every network, and the cheapest within the deadline, if one is asked for."""
-    table = columns("network", "dollars", "best plan", "")
+    table = columns("network", "dollars", f"best plan, as run by {software}" if software else "best plan", "")
     for one in choices:
         table.add_row(one.name, f"{one.dollars / 1e6:,.2f} M", show_seconds(one.seconds) if one.seconds else "-",
                       one.why or ("<- the cheapest within the deadline" if one is best else ""))

@@ -4,12 +4,18 @@
     show, explain, front, draw PLAN --stage 2      the same of one stage as of any plan
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from autoddl.cli.tables.assumption_rows import assumption_rows, pin_rows, recomputed_rows, search_rows
+from autoddl.cli.tables.assumption_rows import (
+    assumption_rows,
+    pin_rows,
+    recomputed_rows,
+    search_rows,
+    utilisation_rows,
+)
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.pipeline_text import draw_timeline, timeline_legend
 from autoddl.cli.tables.table_style import columns, grid
@@ -19,9 +25,11 @@ from autoddl.core.plan import Pipeline, Plan
 from autoddl.cost_models.units import show_bytes, show_seconds
 from autoddl.explain.pipeline_proof import ProvedPipeline
 from autoddl.explain.staged_run import foreseen_stages, memory_of_ranks, ranks_of_stage, ranks_text, stage_beginnings
-from autoddl.explain.utilisation import model_flops_utilisation
 from autoddl.planner.pipelines.staged_steps import StagedStep
 from autoddl.schedule.stage_lanes import copies_of
+
+if TYPE_CHECKING:
+    from autoddl.explain.run_seconds import StepAsRun
 
 __all__ = ["pipeline_summary", "pipeline_table", "proof_table", "stage_of", "without_stages"]
 
@@ -45,11 +53,11 @@ def without_stages(plan: Plan, what: str) -> Plan:
     return plan
 
 
-def pipeline_table(plan: Plan) -> RenderableType:
+def pipeline_table(plan: Plan, ran: "StepAsRun | None" = None) -> RenderableType:
     """The figures of a plan with stages, its stages, and its time line."""
     step = foreseen_stages(plan)
     drawn = draw_timeline(step.timeline, ranks=lambda part: ranks_text(plan, part))
-    return Group(_figures(plan, step), "", _stages(plan, step), "", drawn, "", _legend(plan, step))
+    return Group(_figures(plan, step, ran), "", _stages(plan, step), "", drawn, "", _legend(plan, step))
 
 
 def _legend(plan: Plan, step: StagedStep) -> Table:
@@ -73,20 +81,20 @@ def _stage_count(pipeline: Pipeline) -> str:
     return f"{stages} stages on {parts} parts of the cluster, {each} chunks of the model on each (pp={parts},vp={each})"
 
 
-def _figures(plan: Plan, step: StagedStep) -> Table:
+def _figures(plan: Plan, step: StagedStep, ran: "StepAsRun | None") -> Table:
     assert plan.pipeline is not None
     predicted, table = plan.predicted, grid()
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} ranks over {plan.backend}")
     title, count = schedule_title(plan.pipeline.name), f"{plan.microbatches} microbatch{'es' * (plan.microbatches > 1)}"
     table.add_row("pipeline", f"{_stage_count(plan.pipeline)}, " + (
         title if written_numbers(plan.pipeline.name) else f"schedule {title}, {count}"))
-    for row in (*pin_rows(plan), *assumption_rows(plan), *recomputed_rows(plan), *compressed_rows(plan),
+    for row in (*pin_rows(plan), *assumption_rows(plan, ran), *recomputed_rows(plan), *compressed_rows(plan),
                 *sparse_rows(plan)):
         table.add_row(*row)
     table.add_row("step", f"{show_seconds(predicted.seconds)} predicted; ranks do nothing in "
                           f"{step.idle:.1%} of it")
-    if (mfu := model_flops_utilisation(plan)) is not None:
-        table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
+    for row in utilisation_rows(plan, ran):
+        table.add_row(*row)
     kinds = ", ".join(f"{kind} {show_bytes(nbytes)}" for kind, nbytes in sorted(
         predicted.nbytes.items(), key=lambda one: -one[1]) if nbytes > 0)
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak of the fullest rank"

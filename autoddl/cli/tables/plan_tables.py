@@ -19,6 +19,7 @@ from autoddl.cli.tables.assumption_rows import (
     recompute_of,
     recomputed_rows,
     search_rows,
+    utilisation_rows,
 )
 from autoddl.cli.tables.compressed_rows import compressed_rows, sparse_rows
 from autoddl.cli.tables.own_rules_text import found_by_trying, what_to_write
@@ -42,6 +43,7 @@ from autoddl.operators.work import base
 
 if TYPE_CHECKING:
     from autoddl.api import Comparison, Raced
+    from autoddl.explain.run_seconds import StepAsRun
     from autoddl.launch.run import TrainingResult
     from autoddl.launch.verify import Verification
 
@@ -70,10 +72,10 @@ def text(table: RenderableType) -> str:
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-def summary(plan: Plan) -> dict[str, Any]:
+def summary(plan: Plan, ran: "StepAsRun | None" = None) -> dict[str, Any]:
     """The plan's figures under stable names, in seconds and bytes; of a plan that was read, how long planning took is
-    null."""
-    predicted = plan.predicted
+    null. What is had a second, and the utilisation, are of the step as it `ran`, where a program is named."""
+    predicted, step = plan.predicted, None if ran is None else ran.seconds
     return {
         "model": plan.model, "cluster": plan.cluster, "mesh": str(plan.mesh), "predicted_seconds": predicted.seconds,
         "compute_seconds": predicted.compute, "communication_seconds": predicted.communication,
@@ -85,21 +87,23 @@ def summary(plan: Plan) -> dict[str, Any]:
         "candidates": plan.candidates, "wall_seconds": plan.timings.get("total"),
         "capture_seconds": plan.timings.get("capture"), "solve_seconds": plan.timings.get("solve"),
         "fallback_ops": predicted.fallback, "microbatches": plan.microbatches,
-        "precision": plan.precision, "mfu": model_flops_utilisation(plan), "recompute": list(recompute_of(plan)),
+        "precision": plan.precision, "mfu": model_flops_utilisation(plan, step), "recompute": list(recompute_of(plan)),
         "optimizer": plan.source.get("optimizer"), "mine": plan.source.get("mine"),
         "left_out": list(plan.source.get("notes", ())), "tried": found_by_trying(plan),
-        "per_second": throughput(plan), "idle_axes": list(idle_axes(plan)),
+        "per_second": throughput(plan, step), "idle_axes": list(idle_axes(plan)),
         "compress": list(plan.source.get("compress", ())), "sparse": plan.source.get("sparse"),
     } | pipeline_summary(plan)
 
 
-def comparison_rows(found: Sequence["Comparison"]) -> list[dict[str, Any]]:
-    """One object per plan, the found one first; an infeasible one has no figures."""
+def comparison_rows(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> list[dict[str, Any]]:
+    """One object per plan, the found one first; an infeasible one has no figures. With a program, each has its step as
+    it `ran`, and the ratio is of these."""
     return [{"name": one.name, "predicted_seconds": one.plan.predicted.seconds if one.plan else None,
              "peak_bytes": one.plan.predicted.peak_bytes if one.plan else None,
-             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": _ratio(one, found[0]), "detail": one.detail,
+             "mesh": str(one.plan.mesh) if one.plan else None, "ratio": ratio, "detail": one.detail,
              "microbatches": one.plan.microbatches if one.plan else None}
-            | (pipeline_summary(one.plan) if one.plan else {}) for one in found]
+            | (step.to_json() if step else {}) | (pipeline_summary(one.plan) if one.plan else {})
+            for one, step, ratio in zip(found, ran, _ratios(found, ran), strict=True)]
 
 
 def raced_rows(found: Sequence["Raced"]) -> list[dict[str, Any]]:
@@ -118,23 +122,36 @@ def raced_table(found: Sequence["Raced"]) -> RenderableType:
     return table
 
 
-def plan_table(plan: Plan) -> RenderableType:
+def plan_table(plan: Plan, ran: "StepAsRun | None" = None) -> RenderableType:
     """The configuration and its proof, what each layer does, and what each parameter group does; or its stages."""
     if plan.pipeline is not None:
-        return pipeline_table(plan)
-    return Group(_figures(plan), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
+        return pipeline_table(plan, ran)
+    return Group(_figures(plan, ran), "", layout_legend(), "", _parameters(plan), "", _operators(plan))
 
 
-def comparison_table(found: Sequence["Comparison"]) -> RenderableType:
-    """Returns a row per plan, with the ratio of its seconds to those of the first."""
-    table = columns("plan", "seconds", "ratio", "memory", "mesh", "")
-    for one in found:
-        ratio = _ratio(one, found[0])
-        figures = ("-", "-", "-", "-") if one.plan is None or ratio is None else (
-            show_seconds(one.plan.predicted.seconds), f"{ratio:.2f}", show_bytes(one.plan.predicted.peak_bytes),
-            _shape(one.plan) + _parts(one.plan))
-        table.add_row(one.name, *figures, one.detail)
-    return table
+def comparison_table(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> RenderableType:
+    """Returns a row per plan, with the ratio of its seconds to those of the first.
+
+    With a program these are of the step as it `ran`, each with the seconds between which 8 of 10 lie."""
+    name = next((step.software for step in ran if step is not None), "")
+    table = columns("plan", *((f"as run by {name}", "8 of 10 in") if name else ("seconds",)), "ratio", "memory", "mesh",
+                    "")
+    for one, step, ratio in zip(found, ran, _ratios(found, ran), strict=True):
+        if one.plan is None:
+            table.add_row(one.name, *["-"] * (len(table.columns) - 2), one.detail)
+            continue
+        table.add_row(one.name, *_seconds(one.plan, step), "-" if ratio is None else f"{ratio:.2f}",
+                      show_bytes(one.plan.predicted.peak_bytes), _shape(one.plan) + _parts(one.plan), one.detail)
+    said = (f"steps as {name} runs them, which the sums that the search compares may order otherwise; a tie is closer "
+            "than predictions of one model on one machine can tell")
+    return Group(table, "", said) if name else table
+
+
+def _seconds(plan: Plan, step: "StepAsRun | None") -> tuple[str, ...]:
+    """The seconds of a compared plan; of a step as it runs with those between which 8 of 10 lie."""
+    if step is None:
+        return (show_seconds(plan.predicted.seconds),)
+    return show_seconds(step.seconds), " to ".join(map(show_seconds, step.between))
 
 
 def _shape(plan: Plan) -> str:
@@ -190,13 +207,14 @@ def training_table(ran: "TrainingResult") -> RenderableType:
     return table
 
 
-def _ratio(one: "Comparison", first: "Comparison") -> float | None:
-    if one.plan is None or first.plan is None or not first.plan.predicted.seconds:
-        return None
-    return one.plan.predicted.seconds / first.plan.predicted.seconds
+def _ratios(found: Sequence["Comparison"], ran: Sequence["StepAsRun | None"]) -> list[float | None]:
+    """The seconds of every row over those of the first: of the steps as they run, where a program is named."""
+    seconds = [step.seconds if step else one.plan.predicted.seconds if one.plan else None
+               for one, step in zip(found, ran, strict=True)]
+    return [one / seconds[0] if one is not None and seconds[0] else None for one in seconds]
 
 
-def _figures(plan: Plan) -> Table:
+def _figures(plan: Plan, ran: "StepAsRun | None") -> Table:
     """Mesh, time, memory, proof and search, a line each."""
     predicted, table = plan.predicted, grid()
     shares = ", ".join(f"{axis} {show_seconds(s)}" for axis, s in predicted.communication.items() if s > 0)
@@ -207,7 +225,7 @@ def _figures(plan: Plan) -> Table:
     table.add_row("plan", f"{plan.model} on {plan.cluster}, {plan.mesh.size} rank{'s' * (plan.mesh.size > 1)} over "
                           f"{plan.backend}")
     table.add_row("mesh", f"{plan.mesh}{_parts(plan)}" + (f"  ({levels})" if levels else ""))
-    for row in (*pin_rows(plan), *assumption_rows(plan), *idle_rows(plan)):
+    for row in (*pin_rows(plan), *assumption_rows(plan, ran), *idle_rows(plan)):
         table.add_row(*row)
     if met := met_rows(plan):
         table.add_row("rows meet", met)
@@ -230,8 +248,8 @@ def _figures(plan: Plan) -> Table:
         table.add_row("overlap", f"{show_seconds(predicted.line_seconds)} is what this step takes on the time line, "
                                  "where parameters' collectives hide; no plan's time line is shorter than "
                                  f"{show_seconds(predicted.line_bound)}")
-    if (mfu := model_flops_utilisation(plan)) is not None:
-        table.add_row("utilisation", f"{mfu:.1%} of the peak of {plan.mesh.size} devices, in FLOPs of the model")
+    for row in utilisation_rows(plan, ran):
+        table.add_row(*row)
     table.add_row("memory", f"{show_bytes(predicted.peak_bytes)} at the peak: {kinds}")
     table.add_row("budget", f"{show_bytes(plan.budget)} a rank, of which the peak takes "
                             f"{predicted.peak_bytes / plan.budget:.1%}")

@@ -8,6 +8,8 @@ from rich.console import RenderableType
 
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
+from autoddl.cost_models.profile import SHIPPED, Profile
+from autoddl.validation.intervals import interval_of_run
 from autoddl.validation.scores import PricedRun, score_sources
 
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
@@ -16,23 +18,35 @@ __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table
 KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret")
 
 
-def run_rows(found: Sequence[PricedRun]) -> list[dict[str, Any]]:
-    """One object per run, seconds and bytes; null and the reason where there is no price."""
+def run_rows(found: Sequence[PricedRun], known: Profile = SHIPPED) -> list[dict[str, Any]]:
+    """One object per run, seconds and bytes; null and the reason where there is no price.
+
+    Eight of ten steps would lie in the interval, on a machine with the constants of `known`."""
     return [{"row": one.run.row, "source": one.run.source, "model": one.run.model, "n_gpus": one.run.gpus,
              "measured_seconds": one.run.seconds, "predicted_seconds": one.seconds,
+             "predicted_interval": _between(one, known),
              "error": None if one.seconds is None else one.error, "measured_bytes": one.run.peak_bytes or None,
              "predicted_bytes": one.nbytes, "reason": one.reason} for one in found]
 
 
-def run_table(found: Sequence[PricedRun]) -> RenderableType:
-    """One row per run."""
-    table = columns("row", "source", "model", "ranks", "measured", "predicted", "error", "")
+def run_table(found: Sequence[PricedRun], known: Profile = SHIPPED) -> RenderableType:
+    """One row per run; `low` and `high` are the seconds between which 8 of 10 such steps would lie."""
+    table = columns("row", "source", "model", "ranks", "measured", "predicted", "low", "high", "error", "")
     for one in found:
-        run = one.run
-        shown = ("-", "-") if one.seconds is None else (show_seconds(one.seconds), _percent(one.error))
+        run, between = one.run, _between(one, known)
+        shown = ("-",) * 4 if one.seconds is None or between is None else (
+            show_seconds(one.seconds), *map(show_seconds, between), _percent(one.error))
         table.add_row(run.row, run.source, run.model, f"{run.gpus}: dp {run.dp} tp {run.tp} pp {run.pp} cp {run.cp}",
                       show_seconds(run.seconds), *shown, one.reason)
     return table
+
+
+def _between(one: PricedRun, known: Profile) -> list[float] | None:
+    """The seconds between which 8 of 10 such steps would lie; None without a price."""
+    if one.seconds is None:
+        return None
+    low, _, high = interval_of_run(one.run, known).of(one.seconds)
+    return [low, high]
 
 
 def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
