@@ -20,7 +20,7 @@ from autoddl.cost_models.profile import Profile
 from autoddl.cost_models.software import Software, run_by
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
-from autoddl.validation.run_parts import Unpriced, model_shape, schedule_of
+from autoddl.validation.run_parts import Unpriced, check_degrees, model_shape, schedule_of
 from autoddl.validation.runs import Run
 from autoddl.validation.software import recomputation_of, software_of, visible_share
 
@@ -50,6 +50,7 @@ class RunPlan:
     def of(cls, run: Run, microbatch: int) -> "RunPlan":
         """The words of a run with `microbatch` sequences a rank. Raises Unpriced with the reason where there are none.
         """
+        check_degrees(run)
         software = software_of(run)
         cluster = run_by(_with_dtypes(cluster_of(run)), software, visible_share(run))
         return cls(cluster, software, model_shape(run, software, microbatch), str(_degrees(run)), software.precision,

@@ -9,13 +9,16 @@ from autoddl.validation.facts import find_beginning
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
-__all__ = ["Unpriced", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "check_degrees", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
 
 PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16")
 """Beginnings of the precisions that have a price."""
 
 NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
 """Beginning of the precision -> dtype of linear layers, where it is narrower."""
+
+ENDS = 2
+"""Stages that may have no layer: that of the embedding and that of the head."""
 
 SCHEDULES = {"zb-1p": "zb-h1", "zb-h1": "zb-h1", "zb-2p": "zb-h2", "zb-h2": "zb-h2", "gpipe": "gpipe"}
 """Beginning of a schedule's name -> as `pipeline_schedules.generate` reads it; others are one-forward-one-backward."""
@@ -25,10 +28,29 @@ class Unpriced(Exception):
     """Why a run has no price."""
 
 
+def check_degrees(run: Run) -> None:
+    """Raises Unpriced where the model cannot be split into as many parts as the degrees say."""
+    kv, stages = run.kv_heads, run.pp * schedule_of(run)[1]
+    if run.heads % run.tp:
+        raise Unpriced(f"tp {run.tp} does not divide {run.heads} heads, and each rank of tp has equally many: write a "
+                       "tp that divides them")
+    if kv % run.tp and run.tp % kv:
+        raise Unpriced(f"tp {run.tp} neither divides {kv} kv_heads nor is a multiple of them, and ranks of tp share or "
+                       "copy them evenly: write such a tp")
+    if not run.experts and run.ffn % run.tp:
+        raise Unpriced(f"tp {run.tp} does not divide ffn {run.ffn}, and each rank of tp has equally many columns of "
+                       "it: write a tp that divides it")
+    if stages > run.layers + ENDS:
+        parts = f"pp {run.pp}" + f" x interleave_vp {stages // run.pp}" * (stages > run.pp)
+        raise Unpriced(f"{parts} makes {stages} stages of {run.layers} layers, and only embedding and head may "
+                       f"stand without a layer: write at most {run.layers + ENDS} stages")
+
+
 def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     """Returns the sizes of a run's model, with one microbatch of all ranks.
 
-    Raises Unpriced for a layer that is none of this room's, and for a precision without a price.
+    Where tp is above the key and value heads, each rank has a copy of one: so there are tp of them. Raises Unpriced
+    for a layer that is none of this room's, and for a precision without a price.
     """
     pad = 128 * run.tp
     if not run.precision:
@@ -40,8 +62,8 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     if run.experts and (run.seq * run.top_k) % run.experts:
         raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
     return Shape(
-        width=run.hidden, heads=run.heads, kv_heads=run.kv_heads, hidden=run.ffn, vocab=-(-run.vocab // pad) * pad,
-        batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
+        width=run.hidden, heads=run.heads, kv_heads=max(run.kv_heads, run.tp), hidden=run.ffn,
+        vocab=-(-run.vocab // pad) * pad, batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout,
         masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
@@ -67,8 +89,9 @@ def schedule_of(run: Run) -> tuple[str, int]:
     if known:
         return SCHEDULES[known], 1
     if text and not text.startswith(("1f1b", "interleaved")):
-        raise Unpriced(f"the schedule {run.schedule!r} has no price")
-    chunks = run.chunks or max(1, -(-run.layers // run.pp))
+        raise Unpriced(f"the schedule {run.schedule!r} has no price; those that have one begin with 1F1B, interleaved, "
+                       f"{', '.join(SCHEDULES)}")
+    chunks = run.chunks or max(1, (run.layers + ENDS) // run.pp)
     if chunks > 1:
         return f"interleaved:{chunks}", chunks
     return "1f1b", 1
