@@ -63,6 +63,8 @@ class Calibrated:
     """Of every run that has a price."""
     unpriced: tuple[PricedAt, ...]
     """The runs that were left out, each with its reason: those without a price, and those too far from it."""
+    remarks: tuple[PricedAt, ...]
+    """The runs with a price that cannot have run as they are described, each with why."""
     shares: tuple[tuple[float, ...], ...]
     """By run and constant, the part of the step that the constant decides."""
     unlike: bool = False
@@ -119,6 +121,7 @@ def calibrate_runs(runs: Sequence[Measured], where: str = "the runs", progress: 
                           None if apart is None else exp(apart[i])) for i, one in enumerate(here))
     scatter = float(np.sqrt(np.mean(np.square(alone if apart is None else apart))))
     return Calibrated(fitted_profile(here, found, scatter), errors, tuple(one for one in first if one.reason),
+                      tuple(one for one in known if one.remark),
                       tuple(one.shares for one in here), found.shared > 0)
 
 

@@ -33,6 +33,7 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
                       "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
                       "source_left_out": one.source_left_out} for one in found.errors],
             "unlike": found.unlike, "worse": found.worse, "unknown_frameworks": list(_unknown(found)),
+            "remarks": [{"row": one.run.row, "remark": one.remark} for one in found.remarks],
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
@@ -53,6 +54,7 @@ def calibration_table(found: Calibrated, output: Path | None = None) -> Renderab
     left = columns("left out: row", "reason")
     for one in found.unpriced:
         left.add_row(one.run.row, one.reason)
+    remarks = tuple(f"row {one.run.row} {one.remark}" for one in found.remarks)
     unlike = ("on the whole, these runs are further from the package's figures than a machine's usually are: look at "
               "the cluster, and at the framework of the rows",) if found.unlike else ()
     worse = (f"runs that are left out are {_percent(found.mean_error('left_out'))} off, and by the package's own "
@@ -61,7 +63,7 @@ def calibration_table(found: Calibrated, output: Path | None = None) -> Renderab
     written = (f"written  {output}",) if output is not None else ()
     unknown = tuple(line for text in _unknown(found) for line in ("", text))
     return Group(errors, "", _runs(found), "", _programs(found), *unknown, "", constants, *unlike, *worse,
-                 *(("", left) if found.unpriced else ()), *written)
+                 *(("", left) if found.unpriced else ()), *(("", *remarks) if remarks else ()), *written)
 
 
 def _programs(found: Calibrated) -> str:

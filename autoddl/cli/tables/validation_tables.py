@@ -1,10 +1,10 @@
 """Tables of published runs beside their predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
@@ -21,7 +21,7 @@ def run_rows(found: Sequence[PricedRun]) -> list[dict[str, Any]]:
     return [{"row": one.run.row, "source": one.run.source, "model": one.run.model, "n_gpus": one.run.gpus,
              "measured_seconds": one.run.seconds, "predicted_seconds": one.seconds,
              "error": None if one.seconds is None else one.error, "measured_bytes": one.run.peak_bytes or None,
-             "predicted_bytes": one.nbytes, "reason": one.reason} for one in found]
+             "predicted_bytes": one.nbytes, "reason": one.reason, "remark": one.remark} for one in found]
 
 
 def run_table(found: Sequence[PricedRun]) -> RenderableType:
@@ -31,7 +31,7 @@ def run_table(found: Sequence[PricedRun]) -> RenderableType:
         run = one.run
         shown = ("-", "-") if one.seconds is None else (show_seconds(one.seconds), _percent(one.error))
         table.add_row(run.row, run.source, run.model, f"{run.gpus}: dp {run.dp} tp {run.tp} pp {run.pp} cp {run.cp}",
-                      show_seconds(run.seconds), *shown, one.reason)
+                      show_seconds(run.seconds), *shown, one.reason or one.remark)
     return table
 
 
@@ -41,17 +41,30 @@ def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
 
 
 def score_table(found: Sequence[PricedRun]) -> RenderableType:
-    """One row per source, then the reasons of what has no price."""
+    """One row per source, then the reasons of what has no price, and what cannot have run as it is described."""
     table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
     by_source = score_sources(found)
     for source, one in by_source.items():
         table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
                       one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
                       _percent(one.regret), _percent(one.memory_mape))
-    for source, one in by_source.items():
-        for reason, count in one.reasons.items():
-            table.add_row(f"{source}: {count} not priced: {reason}")
-    return table
+    reasons = [f"{_named(source)}{count} not priced: {reason}" for source, one in by_source.items()
+               for reason, count in one.reasons.items()]
+    lines = [*reasons, *_remarks(found)]
+    return Group(table, *(["", *lines] if lines else []))
+
+
+def _remarks(found: Sequence[PricedRun]) -> Iterator[str]:
+    """A line for every source with rows that cannot have run as they are described: which, and why the first."""
+    for source in dict.fromkeys(one.run.source for one in found if one.remark):
+        rows = [one for one in found if one.remark and one.run.source == source]
+        more = f" (and {len(rows) - 1} more, --by run has all)" if len(rows) > 1 else ""
+        yield f"{_named(source)}row {rows[0].run.row} {rows[0].remark}{more}"
+
+
+def _named(source: str) -> str:
+    """The beginning of a line about a source; nothing where rows name none."""
+    return f"{source}: " if source else ""
 
 
 def coverage_table(covered: Mapping[str, tuple[int, int]]) -> RenderableType:
