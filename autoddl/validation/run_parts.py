@@ -3,19 +3,29 @@
 Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
+import re
+
 from autoddl.cost_models.software import Software
 from autoddl.planner.pipelines.uniform_pipelines import blocks_of_stages
 from autoddl.validation.facts import find_beginning
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
-__all__ = ["Unpriced", "check_degrees", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "check_degrees", "is_encoder", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
 
 PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16")
 """Beginnings of the precisions that have a price."""
 
 NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
 """Beginning of the precision -> dtype of linear layers, where it is narrower."""
+
+ENCODERS = re.compile(r"\b(\w*bert\w*|encoders?|vi-?t|vision[- ]transformers?)\b", re.IGNORECASE)
+"""Words of a workload whose queries see all keys."""
+
+OTHERS = re.compile(r"encoder[- ]decoder|\b(seq2seq|\w*t5|\w*bart|whisper|swin|\w*resnet\w*|cnn"
+                    r"|conv(net|next|olution)\w*|vgg\w*|u-?net|dit|\w*diffusion|gan|mamba\d?|ssm|rnn|lstm|gnn|dlrm|recommend\w*)\b",
+                    re.IGNORECASE)
+"""Words of a workload that has other layers than these."""
 
 ENDS = 2
 """Stages that may have no layer: that of the embedding and that of the head."""
@@ -59,6 +69,9 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
         raise Unpriced(f"the precision {run.precision!r} has no price")
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
+    if other := OTHERS.search(run.workload):
+        raise Unpriced(f"the workload {run.workload!r} names {other[0]}, and rows are of decoders or encoders alone: "
+                       "plan the model itself, with `autoddl plan MODEL.py:FACTORY CLUSTER --mine DEGREES`")
     if run.experts and (run.seq * run.top_k) % run.experts:
         raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
     return Shape(
@@ -69,7 +82,13 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
         row_dtype="bfloat16" if run.experts and not software.trains_in_half else "",
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,
-        low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses, dtype="float32")
+        low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses,
+        causal=not is_encoder(run), dtype="float32")
+
+
+def is_encoder(run: Run) -> bool:
+    """Whether every query of a run sees all keys."""
+    return ENCODERS.search(run.workload) is not None
 
 
 def narrow_dtype(run: Run) -> str:

@@ -122,6 +122,9 @@ def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> Non
 @pytest.mark.parametrize(("changed", "reason"), [
     ({"gpu_type": "abacus"}, "gpu_type 'abacus' is none of"), ({"intra_link": "string"}, "intra_link 'string' is none"),
     ({"precision": "fp32"}, "precision 'fp32' has no price"),
+    ({"workload": "T5"}, "the workload 'T5' names T5, and rows are of decoders or encoders alone: plan the model"),
+    ({"workload": "ResNet-50"}, "names ResNet"), ({"workload": "latent diffusion"}, "names diffusion"),
+    ({"workload": "encoder-decoder"}, "names encoder-decoder"),
     ({"pp": 4, "tp": 1, "schedule": "DualPipe"}, "'DualPipe' has no price"),
     ({"n_gpus": 24, "tp": 24, "dp": 1, "gpus_per_node": 24}, "tp 24 does not divide 32 heads, .*: write a tp that"),
     ({"tp": 8, "dp": 1, "heads": 24, "kv_heads": 12}, "tp 8 neither divides 12 kv_heads nor is a multiple"),
@@ -151,6 +154,15 @@ def test_ranks_of_tp_copy_key_and_value_heads_that_are_fewer(tmp_path: Path) -> 
                             kv_heads=n) for n in (8, 16, 32))
     assert price_as_plan(few, 4) == price_as_plan(many, 4) < price_as_plan(least, 4)
     assert bytes_as_plan(few, 4) == bytes_as_plan(many, 4)
+
+
+def test_queries_of_an_encoder_see_all_keys(tmp_path: Path) -> None:
+    long = {"framework": "torchtitan", "precision": "bf16", "seq": 8192, "hidden": 2048, "ffn": 1024, "layers": 4,
+            "heads": 16, "vocab": 1024}
+    plain, named = (price_as_plan(run(tmp_path, **long | {"model": model}), 4) for model in ("GPT", "BERT-large"))
+    assert plain == named  # the workload tells, and no name does
+    for words in ("BERT", "encoder", "ViT-L", "vision transformer"):
+        assert 1.2 * plain < price_as_plan(run(tmp_path, **long | {"workload": words}), 4) < 2 * plain, words
 
 
 def test_words_are_read_whatever_their_case(tmp_path: Path) -> None:
