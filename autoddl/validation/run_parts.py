@@ -3,11 +3,9 @@
 Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
-import re
-
 from autoddl.cost_models.software import Software
 from autoddl.planner.pipelines.uniform_pipelines import blocks_of_stages
-from autoddl.validation.facts import find_beginning
+from autoddl.validation.facts import find_beginning, read_words
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
@@ -19,13 +17,8 @@ PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16")
 NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
 """Beginning of the precision -> dtype of linear layers, where it is narrower."""
 
-ENCODERS = re.compile(r"\b(\w*bert\w*|encoders?|vi-?t|vision[- ]transformers?)\b", re.IGNORECASE)
-"""Words of a workload whose queries see all keys."""
-
-OTHERS = re.compile(r"encoder[- ]decoder|\b(seq2seq|\w*t5|\w*bart|whisper|swin|\w*resnet\w*|cnn"
-                    r"|conv(net|next|olution)\w*|vgg\w*|u-?net|dit|\w*diffusion|gan|mamba\d?|ssm|rnn|lstm|gnn|dlrm|recommend\w*)\b",
-                    re.IGNORECASE)
-"""Words of a workload that has other layers than these."""
+ENCODERS, OTHERS = read_words("workloads.yaml", "encoders"), read_words("workloads.yaml", "others")
+"""Words of a workload whose queries see all keys, and of one that has other layers than these."""
 
 ENDS = 2
 """Stages that may have no layer: that of the embedding and that of the head."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.validation.clusters import cluster_of
+from autoddl.validation.clusters import cluster_of, node_of
 from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.runs import OVERLAPS, Run, check_run
 from autoddl.validation.scores import step_flops
@@ -146,7 +146,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         return _whole(row, column, name, default)
 
     heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
-    chunks = row.get("interleave_vp", "").strip()
+    chunks, device = row.get("interleave_vp", "").strip(), _device_name(row, name)
     run = Run(
         row=row.get("row_id", "") or where.rpartition(" ")[2], source=row.get("source_id", ""), model=row["model"],
         workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
@@ -158,7 +158,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
         sequence_parallel=_flag(row, "seq_parallel", name), zero_stage=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
-        device=_device_name(row, name), cluster=row["cluster"], gpus_per_node=whole("gpus_per_node", 8),
+        device=device, cluster=row["cluster"],
+        gpus_per_node=whole("gpus_per_node", node_of(device, whole("n_gpus"))),
         link=row.get("intra_link", "").strip(),
         network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=1.0, peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,

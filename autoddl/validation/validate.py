@@ -15,6 +15,7 @@ from math import ceil
 from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.core.recompute import FULL
 from autoddl.cost_models import show_bytes
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.process_pool import mapper
@@ -71,7 +72,7 @@ def beyond_memory(run: Run, nbytes: float) -> str:
     if nbytes <= SURE * memory:
         return ""
     looked_at = [f"zero_stage {run.zero_stage}"] * (run.dp * run.cp > 1 and run.zero_stage < 3)
-    looked_at += [f"recompute {run.recompute}"] * (recomputation_of(run) != "full")
+    looked_at += [f"recompute {run.recompute}"] * (recomputation_of(run) != FULL)
     looked_at += [f"seq_parallel {run.sequence_parallel:d}"] * (run.tp > 1 and not run.sequence_parallel)
     return (f"does not fit as it is described: {show_bytes(nbytes)} on a device of {show_bytes(memory)}; look at "
             + ", ".join([*looked_at, f"microbatch {run.microbatch}", f"precision {run.precision}"]))
