@@ -9,9 +9,13 @@ from autoddl.validation.facts import find_beginning, read_words
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
-__all__ = ["Unpriced", "check_degrees", "is_encoder", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "check_degrees", "is_encoder", "model_shape", "narrow_dtype", "schedule_of",
+           "single_dtype", "stage_layers"]
 
-PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16")
+SINGLE = {"fp32": "float32", "float32": "float32", "tf32": "tf32"}
+"""Beginning of the precision -> dtype at whose peak products are, where everything is stored and summed in float32."""
+
+PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16", *SINGLE)
 """Beginnings of the precisions that have a price."""
 
 NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
@@ -57,9 +61,10 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     """
     pad = 128 * run.tp
     if not run.precision:
-        raise Unpriced("the precision is not stated")
+        raise Unpriced("the precision is not stated; write one of " + ", ".join(PRECISIONS))
     if not find_beginning(run.precision, PRECISIONS):
-        raise Unpriced(f"the precision {run.precision!r} has no price")
+        raise Unpriced(f"the precision {run.precision!r} has no price; those that have one begin with "
+                       + ", ".join(PRECISIONS))
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
     if other := OTHERS.search(run.workload):
@@ -73,7 +78,7 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
         fused=software.attention != "products", dropout=software.dropout,
         masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
-        row_dtype="bfloat16" if run.experts and not software.trains_in_half else "",
+        row_dtype="bfloat16" if run.experts and not software.trains_in_half and not single_dtype(run) else "",
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,
         low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses,
         causal=not is_encoder(run), dtype="float32")
@@ -82,6 +87,11 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
 def is_encoder(run: Run) -> bool:
     """Whether every query of a run sees all keys."""
     return ENCODERS.search(run.workload) is not None
+
+
+def single_dtype(run: Run) -> str:
+    """Dtype at whose peak products are, where a run stores everything in float32; else empty."""
+    return SINGLE.get(find_beginning(run.precision, SINGLE), "")
 
 
 def narrow_dtype(run: Run) -> str:

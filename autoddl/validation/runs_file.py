@@ -30,6 +30,7 @@ from autoddl.core.names import near_names
 from autoddl.cost_models import load_cluster, parse_cluster
 from autoddl.validation.clusters import cluster_of, node_of
 from autoddl.validation.facts import find_beginning, read_facts
+from autoddl.validation.run_parts import SINGLE
 from autoddl.validation.runs import OVERLAPS, Run, check_run
 from autoddl.validation.scores import step_flops
 
@@ -51,7 +52,7 @@ OWN = "x_"
 """Beginning of the names of columns that are anybody's own."""
 
 PRODUCTS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
-            "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
+            "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn", **SINGLE}
 """Beginning of the precision -> dtype at whose peak products are."""
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
@@ -212,8 +213,8 @@ def _check_rate(run: Run, where: str) -> None:
         run.seconds * run.gpus)
     if peak is not None and rate > peak:
         raise InputError(f"{where}: {run.seconds:g} s a step are {rate / 1e12:.0f} TFLOP/s a device, above the peak "
-                         f"of {peak / 1e12:.0f} of {run.device}; look at the unit of the time or rate, at global_batch "
-                         "and at n_gpus")
+                         f"of {peak / 1e12:.0f} of {run.device}; look at the unit of the time or rate, at "
+                         "global_batch, at n_gpus and at precision")
 
 
 def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) -> bool:

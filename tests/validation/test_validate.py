@@ -121,7 +121,9 @@ def test_a_head_is_as_large_as_the_family_or_the_row_says(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("changed", "reason"), [
     ({"gpu_type": "abacus"}, "gpu_type 'abacus' is none of"), ({"intra_link": "string"}, "intra_link 'string' is none"),
-    ({"precision": "fp32"}, "precision 'fp32' has no price"),
+    ({"precision": "int8"}, "precision 'int8' has no price; those that have one begin with bf16"),
+    ({"precision": ""}, "the precision is not stated; write one of bf16"),
+    ({"precision": "tf32", "gpu_type": "V100", "intra_link": ""}, "V100-32GB lists no rate of tf32: write another"),
     ({"workload": "T5"}, "the workload 'T5' names T5, and rows are of decoders or encoders alone: plan the model"),
     ({"workload": "ResNet-50"}, "names ResNet"), ({"workload": "latent diffusion"}, "names diffusion"),
     ({"workload": "encoder-decoder"}, "names encoder-decoder"),
@@ -163,6 +165,27 @@ def test_queries_of_an_encoder_see_all_keys(tmp_path: Path) -> None:
     assert plain == named  # the workload tells, and no name does
     for words in ("BERT", "encoder", "ViT-L", "vision transformer"):
         assert 1.2 * plain < price_as_plan(run(tmp_path, **long | {"workload": words}), 4) < 2 * plain, words
+
+
+def test_a_run_in_float32_has_products_of_its_rate_and_bytes_of_four(tmp_path: Path) -> None:
+    plain, single, tf32 = (run(tmp_path, precision=name, framework="torchtitan") for name in ("bf16", "fp32", "tf32"))
+    seconds = [price_as_plan(one, 4) for one in (plain, tf32, single)]
+    assert 1.5 * seconds[0] < seconds[1] < seconds[2] / 2  # peaks of an A100: 312, 156 and 19.5 TFLOP/s
+    assert bytes_as_plan(single, 4) == bytes_as_plan(tf32, 4) > bytes_as_plan(plain, 4)
+    with pytest.raises(InputError, match=r"above the peak of 20 .*at precision"):
+        run(tmp_path, precision="fp32", iter_time_s=20)
+
+
+def test_a_table_of_one_source_says_why_nothing_is_told_of_intervals(tmp_path: Path) -> None:
+    small = ROW | {"layers": 1, "hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "source_id": ""}
+    rows = [small | {"row_id": str(i), "precision": "fp16" if i else "int8"} for i in range(4)]
+    said = shell("validate", str(table(tmp_path, *rows))).out
+    assert "inside the 80 %" not in said and "counted in intervals of other sources" in said
+    lines = said.splitlines()
+    assert any(line.startswith("1 not priced: the precision 'int8'") for line in lines)
+    assert lines[1].split()[:2] == ["4", "3"] and lines[1].startswith("        4")  # the column is as wide as its head
+    two = [row | {"source_id": f"source {i % 2}"} for i, row in enumerate(rows * 2)]
+    assert "inside the 80 %" in shell("validate", str(table(tmp_path, *two))).out
 
 
 def test_words_are_read_whatever_their_case(tmp_path: Path) -> None:

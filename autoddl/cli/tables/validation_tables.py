@@ -5,9 +5,11 @@ from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
+from autoddl.validation.intervals import FEWEST
 from autoddl.validation.scores import PricedRun, score_sources
 
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
@@ -68,7 +70,10 @@ def _named(source: str) -> str:
 
 
 def coverage_table(covered: Mapping[str, tuple[int, int]]) -> RenderableType:
-    """One row per regime: the runs inside the interval of all other sources."""
+    """One row per regime: the runs inside the interval of all other sources; where there are too few, that alone."""
+    if not any(every for _, every in covered.values()):
+        return Text("how sure predictions are is not told: it is counted in intervals of other sources (source_id), "
+                    f"of at least {FEWEST} runs with a price, and there are none")
     table = columns("regime", "runs", "inside the 80 % interval of the other sources")
     for name, (inside, every) in covered.items():
         table.add_row(name, str(every), _percent(inside / every if every else None))
