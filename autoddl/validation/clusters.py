@@ -110,7 +110,7 @@ def _link(words: str, system: SystemFacts) -> str:
     if not words:
         return system.link
     inner = inner_links()
-    known = {name: LinkWord(name) for name in inner} | LINK_WORDS
+    known = {**{name: LinkWord(name) for name in inner}, **LINK_WORDS}
     name = find_beginning(words, known)
     if not name:
         near = near_names(words, known, "any other is written in a cluster file, which the column `cluster` names")
@@ -127,7 +127,7 @@ def _link(words: str, system: SystemFacts) -> str:
 
 def _family(link: str) -> str:
     """The name of a link without its generation: `NVLink` of `NVLink4-8links`."""
-    return re.split(r"\d", link)[0]
+    return re.sub(r"\d.*", "", link)
 
 
 def _node_levels(link: str, size: int, node: int, words: str) -> list[Level]:
