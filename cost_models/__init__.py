@@ -9,6 +9,7 @@ Reading order:
     hardware/               a file for every known device (A100-80GB.yaml has that one's peaks), and links.yaml
     machine, units          a cluster as a value, and quantities as text
     cluster, schema         parse a cluster file; its keys and their rules are in `schema` (parts: `links`, `measured`)
+    device_names            the names that devices have elsewhere
     software                what training programs do beyond the operators of a model, by profile
     curves, kernel          seconds of one kernel on one device
     topologies, groups      where a group sits in the hierarchy, and whom it shares links with

@@ -1,7 +1,7 @@
 """Cluster files: YAML -> Cluster, with every wrong word answered by its place, the rule and the way out.
 
     name: two-racks
-    device: A100-80GB                        # a file of hardware/, or the same keys inline
+    device: A100-80GB                        # a file of hardware/, as B200 alone too, or the same keys inline
     levels:                                  # innermost first; size = children per parent
       - {name: node, size: 8, bandwidth: 300 GB/s, latency: 3 us}
       - {name: rack, size: 2, link: InfiniBand-HDR, shared_by: node, oversubscription: 2}   # a link of hardware/
@@ -29,6 +29,7 @@ import yaml
 
 from autoddl.core.errors import InputError
 from autoddl.core.names import is_factory, near_files
+from autoddl.cost_models.device_names import device_meant, plain_device_name
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.machine import SCALINGS, Cluster, Device, Level, Switch
 from autoddl.cost_models.measured import apply_measurements
@@ -117,18 +118,18 @@ def near_devices(name: str) -> str:
 
 
 def load_device(name: str) -> Device:
-    """A device of hardware/ by name, whatever the case."""
+    """A device of hardware/ by name, or by another name that it alone has (`device_names`)."""
     return _device(_of_hardware(name))
 
 
 def _of_hardware(name: str) -> WrittenDevice:
-    by_lower = {known.lower(): known for known in device_names()}
-    if name.lower() not in by_lower:
-        near = near_devices(name)
+    known = device_meant(name, device_names())
+    if not known:
+        near = near_devices(plain_device_name(name))
         rest = f"there are {', '.join(device_names())}; any other is written inline: device: " \
                "{name, memory, bandwidth, peak}"
         raise InputError(f"{name!r} is no known device; " + (f"did you mean {near}? T{rest[1:]}" if near else rest))
-    path = _HARDWARE / f"{by_lower[name.lower()]}.yaml"
+    path = _HARDWARE / f"{known}.yaml"
     return validate_tree(WrittenDevice, _tree(_read(path, "device file"), path.name), path.name)
 
 

@@ -21,8 +21,8 @@ from autoddl.core.names import near_names
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 
-__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "is_network", "latency_of", "link_rates",
-           "protocol_of"]
+__all__ = ["LINKS_FILE", "PROTOCOLS", "Protocol", "expand_link", "inner_links", "is_network", "latency_of",
+           "link_rates", "protocol_of"]
 
 LINKS_FILE = Path(__file__).parent / "hardware" / "links.yaml"
 
@@ -74,6 +74,13 @@ def latency_of(level: Level) -> float:
     return level.latency + (protocol_of(level.protocol).latency if level.protocol else 0.0)
 
 
+_OTHER_WORDS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "spectrum": ("RoCE-400G", "RoCE-800G"), "infinity": ("xGMI3", "xGMI4"), "nvl72": ("NVLink5",),
+    "nvswitch": ("NVLink3", "NVLink4", "NVLink5"), "neuron": ("NeuronLink3",), "quantum": ("InfiniBand-NDR",
+                                                                                          "InfiniBand-XDR")})
+"""Beginning of another name, of a product or a family -> the links that it may mean, which differ in their rates."""
+
+
 @lru_cache(maxsize=1)
 def _links() -> Mapping[str, Mapping[str, Any]]:
     return MappingProxyType(yaml.safe_load(LINKS_FILE.read_text(encoding="utf-8")))
@@ -90,6 +97,24 @@ def link_rates(network: bool, device: str = "") -> dict[str, float]:
             if not own or name in own or "devices" not in facts}
 
 
+def inner_links() -> dict[str, tuple[str, ...]]:
+    """Returns the links inside a host by name, each with the first letters of its devices; nothing where any has it."""
+    return {name: tuple(facts.get("devices", ())) for name, facts in _links().items()
+            if "devices" in facts or not PROTOCOLS[facts["protocol"]].network}
+
+
+def _near(name: str) -> str:
+    """Asks whether a link was meant whose name begins so, that the name stands for, or that is near; else lists all."""
+    known = f"known are {', '.join(_links())}"
+    word = name.lower()
+    meant = [one for one in _links() if one.lower().startswith(word)] or [
+        one for begin, links in _OTHER_WORDS.items() if word.startswith(begin) for one in links]
+    if len(meant) > 1:
+        rates = [f"{one!r} ({_links()[one]['bandwidth']})" for one in meant]
+        return f"did you mean {', '.join(rates[:-1])} or {rates[-1]}? K{known[1:]}"
+    return near_names(meant[0] if meant else name, _links(), known, most=1)
+
+
 def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a level, with those of its `link` filled in; a key that is written wins.
 
@@ -98,8 +123,7 @@ def expand_link(tree: Mapping[str, Any]) -> dict[str, Any]:
     name = str(tree["link"])
     by_lower = {known.lower(): known for known in _links()}
     if name.lower() not in by_lower:
-        near = near_names(name, _links(), f"known are {', '.join(_links())}", most=1)
-        raise InputError(f"{name!r} is no known link; {near}; any other is written as bandwidth and latency")
+        raise InputError(f"{name!r} is no known link; {_near(name)}; any other is written as bandwidth and latency")
     facts = {key: value for key, value in _links()[by_lower[name.lower()]].items() if key != "devices"}
     if "protocol" in tree and tree["protocol"] != facts.get("protocol"):
         facts.pop("efficiency", None)  # it was that of the usual protocol

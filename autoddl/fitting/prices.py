@@ -16,11 +16,12 @@ from autoddl.cost_models import Cluster
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.fitting.ran_plans import RanPlan, plan_cluster, priced_plan, shares_at
 from autoddl.validation.as_plan import price_as_plan
+from autoddl.validation.as_plan_bytes import bytes_as_plan
 from autoddl.validation.run_as_plan import RunPlan
 from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
 from autoddl.validation.software import profile_of
-from autoddl.validation.validate import settled
+from autoddl.validation.validate import beyond_memory, settled
 
 __all__ = ["At", "Measured", "PricedAt", "machine_of", "price_at"]
 
@@ -45,16 +46,18 @@ class PricedAt:
     shares: tuple[float, ...] = ()
     """By constant, d log T / d log x."""
     reason: str = ""
+    remark: str = ""
+    """Why a row with a price cannot have run as it is described; empty where it can."""
 
 
 def price_at(asked: At) -> PricedAt:
     """Returns the seconds of a run, and the share of each constant in them, or the reason why there are none."""
     try:
         if isinstance(asked.run, RanPlan):
-            seconds = priced_plan(asked.run.plan)
-        else:
-            seconds = partial(_run_seconds, *settled(asked.run))
-        return PricedAt(asked.run, *shares_at(seconds, asked.profile))
+            return PricedAt(asked.run, *shares_at(priced_plan(asked.run.plan), asked.profile))
+        run, microbatch = settled(asked.run)
+        return PricedAt(asked.run, *shares_at(partial(_run_seconds, run, microbatch), asked.profile),
+                        remark=beyond_memory(run, bytes_as_plan(run, microbatch)))
     except (Unpriced, InputError) as error:
         return PricedAt(asked.run, reason=str(error))
 

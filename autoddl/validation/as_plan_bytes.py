@@ -15,6 +15,7 @@ from autoddl.core.degrees import Degrees
 from autoddl.core.pipeline import Flight, flights_of, rank_moments
 from autoddl.core.pipeline_schedules import generate
 from autoddl.core.plan import StageBytes
+from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.pipelines.staged import stage_cluster
 from autoddl.planner.pipelines.uniform_pipelines import uniform_cuts
 from autoddl.schedule.memory_line import with_memory_peak
@@ -31,9 +32,13 @@ FIRST, MIDDLE, LAST, TWO = range(4)
 """The stages that are planned: three with a layer each, and a middle one with two."""
 
 
-def bytes_as_plan(run: Run, microbatch: int) -> float:
-    """Peak bytes of the fullest rank of a run. Raises Unpriced or InputError with the reason."""
-    return by_share(run, RunPlan.of(run, microbatch), partial(_staged_bytes if run.pp > 1 else _flat_bytes, run))
+def bytes_as_plan(run: Run, microbatch: int, profile: Profile = SHIPPED) -> float:
+    """Peak bytes of the fullest rank of a run, by the plans that are chosen on a machine with a profile's constants.
+
+    Raises Unpriced or InputError with the reason.
+    """
+    figure = _staged_bytes if run.pp > 1 else _flat_bytes
+    return by_share(run, RunPlan.of(run, microbatch).under(profile), partial(figure, run))
 
 
 def _flat_bytes(run: Run, asked: RunPlan) -> float:

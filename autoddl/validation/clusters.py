@@ -6,6 +6,7 @@
 What a row does not tell is that of the reference system of the device's generation.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -14,7 +15,9 @@ from typing import Any
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
 from autoddl.cost_models import Cluster, load_device, parse_cluster
-from autoddl.cost_models.links import expand_link
+from autoddl.cost_models.cluster import device_names
+from autoddl.cost_models.device_names import device_meant, plain_device_name
+from autoddl.cost_models.links import expand_link, inner_links
 from autoddl.cost_models.machine import Level
 from autoddl.cost_models.units import parse_quantity
 from autoddl.explain.pareto import level_of_size
@@ -22,7 +25,11 @@ from autoddl.validation.facts import find_beginning, read_aliases, read_facts
 from autoddl.validation.runs import Run
 
 __all__ = ["LINKS", "LINK_WORDS", "SYSTEMS", "LinkFacts", "LinkWord", "SystemFacts", "build_cluster",
-           "cluster_of", "part_of", "system_of"]
+           "cluster_of", "node_of", "part_of", "system_of"]
+
+
+NODE = 8
+"""Devices of a node of most systems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +41,8 @@ class SystemFacts:
     """Link between the devices of a node."""
     network: str
     """Rate of the network per GPU, with its unit."""
+    node: int = NODE
+    """Devices that the link joins: those of a node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,28 +82,52 @@ LINK_WORDS: Mapping[str, LinkWord] = {name: LinkWord(**row)
 
 def system_of(device: str) -> SystemFacts:
     """Returns what is known of a device by its name or an alias; raises InputError for an unknown one."""
-    name = device.strip().lower()
-    if name not in _NAMES:
-        near = near_names(name, _WRITTEN, "any other is written in a cluster file, which the column `cluster` names: "
+    names = (device.strip().lower(), plain_device_name(device))
+    if found := next((_NAMES[name] for name in names if name in _NAMES), None):
+        return SYSTEMS[found]
+    if file := device_meant(device, device_names()):
+        raise InputError(f"gpu_type {device!r} is the device {file}, whose usual system is not known here: write a "
+                         f"cluster file with device: {file} and its links, which the column `cluster` names")
+    near = near_names(names[1], _WRITTEN, "any other is written in a cluster file, which the column `cluster` names: "
                                           "device: {name, memory, bandwidth, peak}")
-        raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; {near}")
-    return SYSTEMS[_NAMES[name]]
+    raise InputError(f"gpu_type {device!r} is none of {', '.join(SYSTEMS)}; {near}")
+
+
+def node_of(device: str, gpus: int) -> int:
+    """Returns the devices of a node of the reference system, or the most of them that fill nodes with `gpus` evenly.
+
+    Of a device that is not known they are 8.
+    """
+    try:
+        most = system_of(device).node
+    except InputError:
+        most = NODE
+    return most if most == NODE else max(n for n in range(1, most + 1) if gpus % n == 0)
 
 
 def _link(words: str, system: SystemFacts) -> str:
     """The link of links.yaml that a row's words name; the system's own where they are empty."""
     if not words:
         return system.link
-    name = find_beginning(words, LINK_WORDS)
+    inner = inner_links()
+    known = {**{name: LinkWord(name) for name in inner}, **LINK_WORDS}
+    name = find_beginning(words, known)
     if not name:
-        raise InputError(f"intra_link {words!r} is none of {', '.join(LINK_WORDS)}; add it to hardware/links.yaml")
-    word = LINK_WORDS[name]
-    return system.link if word.any_generation and _family(word.link) == _family(system.link) else word.link
+        near = near_names(words, known, "any other is written in a cluster file, which the column `cluster` names")
+        raise InputError(f"intra_link {words!r} is none of {', '.join(known)}; {near}")
+    word = known[name]
+    if _family(word.link) == _family(system.link):
+        return system.link if word.any_generation else word.link
+    devices = inner.get(word.link, ())
+    if devices and not system.file.startswith(devices):
+        raise InputError(f"intra_link {words!r} is of {', '.join(devices)}, and gpu_type is {system.file}: leave it "
+                         f"empty for {system.link}, or write a cluster file, which the column `cluster` names")
+    return word.link
 
 
 def _family(link: str) -> str:
-    """The name of a link without its generation: `NVLink` of `NVLink4`."""
-    return link.rstrip("0123456789")
+    """The name of a link without its generation: `NVLink` of `NVLink4-8links`."""
+    return re.sub(r"\d.*", "", link)
 
 
 def _node_levels(link: str, size: int, node: int, words: str) -> list[Level]:

@@ -25,8 +25,8 @@ from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun, groups
 
-__all__ = ["Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run", "intervals_text", "regime_of",
-           "widening", "winners"]
+__all__ = ["FEWEST", "Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run", "intervals_text",
+           "regime_of", "widening", "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""

@@ -4,7 +4,7 @@
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout, and perhaps a
                 division and a mask as operators of their own; keys and values of a group are copied for each query then
     mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
-    head        norm, logits, mean loss of the next token
+    head        norm, logits, mean loss of the next token, or in an encoder of the token itself
 
 Shapes are those of one microbatch: x is (batch, length, width). All experts get the same number of tokens, as the
 routers of benchmarks are forced to do. With `batch` microbatches of as many ranks, tokens of one rank go to the experts
@@ -71,6 +71,8 @@ class Shape:
     """Whether norms compute in the dtype of the stream under autocast too, without casts."""
     written_out: bool = False
     """Whether RMSNorm and the rotation are rows of operators on float32 copies."""
+    causal: bool = True
+    """Whether a query sees only the keys before it; else all of them."""
     dtype: str = "bfloat16"
     """Dtype of activations and parameters."""
 
@@ -105,7 +107,7 @@ class Attention(nn.Module):
         if self.turn is not None:
             q, k = (_turned(part, self.turn, shape.written_out) for part in (q, k))
         if shape.fused:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=each > 1)
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=each > 1)
         else:
             k, v = (part.repeat_interleave(each, 1) if each > 1 else part for part in (k, v))
             scores = q @ k.transpose(-1, -2)

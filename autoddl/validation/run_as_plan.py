@@ -5,6 +5,7 @@ What a row leaves out, or plans say otherwise:
     precision     a program whose gradients have two bytes trains in `bf16`, with master weights and both moments in the
                   optimizer (12 bytes a parameter); its update moves `Software.update` bytes a parameter. Any other
                   trains in `bf16-mixed`
+    float32       everything is float32, with products at the peak of float32, or of tf32 where the row says so
     float16       has the prices of bfloat16, of which a device without it has the same peak
     float8        products with weights are narrow, but for the head, and cast what they read (`operators`)
     attention     a window of keys makes it shorter; fused attention of an older generation makes it longer
@@ -20,7 +21,7 @@ from autoddl.cost_models.profile import Profile
 from autoddl.cost_models.software import Software, run_by
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
-from autoddl.validation.run_parts import Unpriced, model_shape, schedule_of
+from autoddl.validation.run_parts import Unpriced, check_degrees, model_shape, schedule_of, single_dtype
 from autoddl.validation.runs import Run
 from autoddl.validation.software import recomputation_of, software_of, visible_share
 
@@ -50,10 +51,13 @@ class RunPlan:
     def of(cls, run: Run, microbatch: int) -> "RunPlan":
         """The words of a run with `microbatch` sequences a rank. Raises Unpriced with the reason where there are none.
         """
+        check_degrees(run)
         software = software_of(run)
-        cluster = run_by(_with_dtypes(cluster_of(run)), software, visible_share(run))
-        return cls(cluster, software, model_shape(run, software, microbatch), str(_degrees(run)), software.precision,
-                   software.optimizer, run.batch // (run.dp * microbatch))
+        single = single_dtype(run)
+        cluster = run_by(_with_dtypes(cluster_of(run), single), software, visible_share(run))
+        precision, optimizer = ("float32", "adamw") if single else (software.precision, software.optimizer)
+        return cls(cluster, software, model_shape(run, software, microbatch), str(_degrees(run)), precision, optimizer,
+                   run.batch // (run.dp * microbatch))
 
     def under(self, profile: Profile) -> "RunPlan":
         """Returns the run on a machine with the constants of a profile. Raises InputError for another device's."""
@@ -92,10 +96,17 @@ def _degrees(run: Run) -> Degrees:
                    zero=min(run.zero_stage, 2 if run.pp > 1 else 3) if run.dp * run.cp > 1 else 0, recompute=policy)
 
 
-def _with_dtypes(cluster: Cluster) -> Cluster:
-    """The cluster whose bfloat16 stands for float16 where it has none."""
-    device = cluster.device
-    peaks = dict(device.peaks)
+def _with_dtypes(cluster: Cluster, single: str) -> Cluster:
+    """The cluster whose bfloat16 stands for float16 where it has none, and tf32 for float32 where `single` says so.
+
+    Raises Unpriced for a device without that rate.
+    """
+    peaks = dict(cluster.device.peaks)
+    if single and single not in peaks:
+        raise Unpriced(f"{cluster.device.name} lists no rate of {single}: write another precision, or a cluster file "
+                       "with this rate")
+    more = {"float32": peaks[single]} if single else {}
     if "bfloat16" not in peaks and "float16" in peaks:
-        device = replace(device, peaks=tuple(sorted((peaks | {"bfloat16": peaks["float16"]}).items())))
+        more["bfloat16"] = peaks["float16"]
+    device = replace(cluster.device, peaks=tuple(sorted((peaks | more).items()))) if more else cluster.device
     return replace(cluster, device=device)

@@ -5,17 +5,27 @@ Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 
 from autoddl.cost_models.software import Software
 from autoddl.planner.pipelines.uniform_pipelines import blocks_of_stages
-from autoddl.validation.facts import find_beginning
+from autoddl.validation.facts import find_beginning, read_words
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
-__all__ = ["Unpriced", "model_shape", "narrow_dtype", "schedule_of", "stage_layers"]
+__all__ = ["Unpriced", "check_degrees", "is_encoder", "model_shape", "narrow_dtype", "schedule_of",
+           "single_dtype", "stage_layers"]
 
-PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16")
+SINGLE = {"fp32": "float32", "float32": "float32", "tf32": "tf32"}
+"""Beginning of the precision -> dtype at whose peak products are, where everything is stored and summed in float32."""
+
+PRECISIONS = ("bf16", "bfloat16", "fp8", "float8", "fp16", "float16", *SINGLE)
 """Beginnings of the precisions that have a price."""
 
 NARROW = {"fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
 """Beginning of the precision -> dtype of linear layers, where it is narrower."""
+
+ENCODERS, OTHERS = read_words("workloads.yaml", "encoders"), read_words("workloads.yaml", "others")
+"""Words of a workload whose queries see all keys, and of one that has other layers than these."""
+
+ENDS = 2
+"""Stages that may have no layer: that of the embedding and that of the head."""
 
 SCHEDULES = {"zb-1p": "zb-h1", "zb-h1": "zb-h1", "zb-2p": "zb-h2", "zb-h2": "zb-h2", "gpipe": "gpipe"}
 """Beginning of a schedule's name -> as `pipeline_schedules.generate` reads it; others are one-forward-one-backward."""
@@ -25,29 +35,63 @@ class Unpriced(Exception):
     """Why a run has no price."""
 
 
+def check_degrees(run: Run) -> None:
+    """Raises Unpriced where the model cannot be split into as many parts as the degrees say."""
+    kv, stages = run.kv_heads, run.pp * schedule_of(run)[1]
+    if run.heads % run.tp:
+        raise Unpriced(f"tp {run.tp} does not divide {run.heads} heads, and each rank of tp has equally many: write a "
+                       "tp that divides them")
+    if kv % run.tp and run.tp % kv:
+        raise Unpriced(f"tp {run.tp} neither divides {kv} kv_heads nor is a multiple of them, and ranks of tp share or "
+                       "copy them evenly: write such a tp")
+    if not run.experts and run.ffn % run.tp:
+        raise Unpriced(f"tp {run.tp} does not divide ffn {run.ffn}, and each rank of tp has equally many columns of "
+                       "it: write a tp that divides it")
+    if stages > run.layers + ENDS:
+        parts = f"pp {run.pp}" + f" x interleave_vp {stages // run.pp}" * (stages > run.pp)
+        raise Unpriced(f"{parts} makes {stages} stages of {run.layers} layers, and only embedding and head may "
+                       f"stand without a layer: write at most {run.layers + ENDS} stages")
+
+
 def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     """Returns the sizes of a run's model, with one microbatch of all ranks.
 
-    Raises Unpriced for a layer that is none of this room's, and for a precision without a price.
+    Where tp is above the key and value heads, each rank has a copy of one: so there are tp of them. Raises Unpriced
+    for a layer that is none of this room's, and for a precision without a price.
     """
     pad = 128 * run.tp
     if not run.precision:
-        raise Unpriced("the precision is not stated")
+        raise Unpriced("the precision is not stated; write one of " + ", ".join(PRECISIONS))
     if not find_beginning(run.precision, PRECISIONS):
-        raise Unpriced(f"the precision {run.precision!r} has no price")
+        raise Unpriced(f"the precision {run.precision!r} has no price; those that have one begin with "
+                       + ", ".join(PRECISIONS))
     if "MLA" in run.workload:
         raise Unpriced("multi-head latent attention is no layer of this table")
+    if other := OTHERS.search(run.workload):
+        raise Unpriced(f"the workload {run.workload!r} names {other[0]}, and rows are of decoders or encoders alone: "
+                       "plan the model itself, with `autoddl plan MODEL.py:FACTORY CLUSTER --mine DEGREES`")
     if run.experts and (run.seq * run.top_k) % run.experts:
         raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
     return Shape(
-        width=run.hidden, heads=run.heads, kv_heads=run.kv_heads, hidden=run.ffn, vocab=-(-run.vocab // pad) * pad,
-        batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
+        width=run.hidden, heads=run.heads, kv_heads=max(run.kv_heads, run.tp), hidden=run.ffn,
+        vocab=-(-run.vocab // pad) * pad, batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout,
         masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
-        row_dtype="bfloat16" if run.experts and not software.trains_in_half else "",
+        row_dtype="bfloat16" if run.experts and not software.trains_in_half and not single_dtype(run) else "",
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,
-        low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses, dtype="float32")
+        low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses,
+        causal=not is_encoder(run), dtype="float32")
+
+
+def is_encoder(run: Run) -> bool:
+    """Whether every query of a run sees all keys."""
+    return ENCODERS.search(run.workload) is not None
+
+
+def single_dtype(run: Run) -> str:
+    """Dtype at whose peak products are, where a run stores everything in float32; else empty."""
+    return SINGLE.get(find_beginning(run.precision, SINGLE), "")
 
 
 def narrow_dtype(run: Run) -> str:
@@ -67,8 +111,9 @@ def schedule_of(run: Run) -> tuple[str, int]:
     if known:
         return SCHEDULES[known], 1
     if text and not text.startswith(("1f1b", "interleaved")):
-        raise Unpriced(f"the schedule {run.schedule!r} has no price")
-    chunks = run.chunks or max(1, -(-run.layers // run.pp))
+        raise Unpriced(f"the schedule {run.schedule!r} has no price; those that have one begin with 1F1B, interleaved, "
+                       f"{', '.join(SCHEDULES)}")
+    chunks = run.chunks or max(1, (run.layers + ENDS) // run.pp)
     if chunks > 1:
         return f"interleaved:{chunks}", chunks
     return "1f1b", 1

@@ -28,8 +28,9 @@ from pathlib import Path
 from autoddl.core.errors import InputError
 from autoddl.core.names import near_names
 from autoddl.cost_models import load_cluster, parse_cluster
-from autoddl.validation.clusters import cluster_of
+from autoddl.validation.clusters import cluster_of, node_of
 from autoddl.validation.facts import find_beginning, read_facts
+from autoddl.validation.run_parts import SINGLE
 from autoddl.validation.runs import OVERLAPS, Run, check_run
 from autoddl.validation.scores import step_flops
 
@@ -51,7 +52,7 @@ OWN = "x_"
 """Beginning of the names of columns that are anybody's own."""
 
 PRODUCTS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
-            "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn"}
+            "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn", **SINGLE}
 """Beginning of the precision -> dtype at whose peak products are."""
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
@@ -146,7 +147,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         return _whole(row, column, name, default)
 
     heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
-    chunks = row.get("interleave_vp", "").strip()
+    chunks, device = row.get("interleave_vp", "").strip(), _device_name(row, name)
     run = Run(
         row=row.get("row_id", "") or where.rpartition(" ")[2], source=row.get("source_id", ""), model=row["model"],
         workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
@@ -158,7 +159,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
         sequence_parallel=_flag(row, "seq_parallel", name), zero_stage=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
-        device=_device_name(row, name), cluster=row["cluster"], gpus_per_node=whole("gpus_per_node", 8),
+        device=device, cluster=row["cluster"],
+        gpus_per_node=whole("gpus_per_node", node_of(device, whole("n_gpus"))),
         link=row.get("intra_link", "").strip(),
         network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=1.0, peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
@@ -211,8 +213,8 @@ def _check_rate(run: Run, where: str) -> None:
         run.seconds * run.gpus)
     if peak is not None and rate > peak:
         raise InputError(f"{where}: {run.seconds:g} s a step are {rate / 1e12:.0f} TFLOP/s a device, above the peak "
-                         f"of {peak / 1e12:.0f} of {run.device}; look at the unit of the time or rate, at global_batch "
-                         "and at n_gpus")
+                         f"of {peak / 1e12:.0f} of {run.device}; look at the unit of the time or rate, at "
+                         "global_batch, at n_gpus and at precision")
 
 
 def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) -> bool:

@@ -27,8 +27,10 @@ class PricedRun:
     run: Run
     seconds: float | None = None
     nbytes: float | None = None
-    """Predicted peak bytes; None also where no peak was measured."""
+    """Predicted peak bytes."""
     reason: str = ""
+    remark: str = ""
+    """Why a run with a price cannot have run as it is described; empty where it can."""
 
     @property
     def error(self) -> float:

@@ -15,6 +15,8 @@ from math import ceil
 from pathlib import Path
 
 from autoddl.core.errors import InputError
+from autoddl.core.recompute import FULL
+from autoddl.cost_models import show_bytes
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.planner.process_pool import mapper
 from autoddl.validation.as_plan import price_as_plan
@@ -26,7 +28,7 @@ from autoddl.validation.runs_file import read_runs
 from autoddl.validation.scores import PricedRun
 from autoddl.validation.software import recomputation_of
 
-__all__ = ["assume_recomputation", "price_run", "settled", "validate"]
+__all__ = ["assume_recomputation", "beyond_memory", "price_run", "settled", "validate"]
 
 Progress = Callable[[str, int, int], None]
 SURE = 1.25
@@ -53,14 +55,27 @@ def validate(path: str | Path, progress: Progress = lambda *_: None, workers: in
 def price_run(run: Run, profile: Profile = SHIPPED) -> PricedRun:
     """Returns the seconds of a run as the plan of its degrees has them, or the reason why there are none.
 
-    Peak bytes are those of the plan, for runs of which they were measured.
+    Peak bytes are those of the plan.
     """
     try:
         run, microbatch = settled(run)
-        memory = bytes_as_plan(run, microbatch) if run.peak_bytes else None
-        return PricedRun(run, price_as_plan(run, microbatch, profile), memory)
+        memory = bytes_as_plan(run, microbatch, profile)
+        return PricedRun(run, price_as_plan(run, microbatch, profile), memory, remark=beyond_memory(run, memory))
     except (Unpriced, InputError) as error:
         return PricedRun(run, reason=str(error))
+
+
+def beyond_memory(run: Run, nbytes: float) -> str:
+    """Says that a run with predicted peak bytes cannot fit its device, and which columns to look at; "" where it may.
+    """
+    memory = cluster_of(run).device.memory
+    if nbytes <= SURE * memory:
+        return ""
+    looked_at = [f"zero_stage {run.zero_stage}"] * (run.dp * run.cp > 1 and run.zero_stage < 3)
+    looked_at += [f"recompute {run.recompute}"] * (recomputation_of(run) != FULL)
+    looked_at += [f"seq_parallel {run.sequence_parallel:d}"] * (run.tp > 1 and not run.sequence_parallel)
+    return (f"does not fit as it is described: {show_bytes(nbytes)} on a device of {show_bytes(memory)}; look at "
+            + ", ".join([*looked_at, f"microbatch {run.microbatch}", f"precision {run.precision}"]))
 
 
 def settled(run: Run) -> tuple[Run, int]:

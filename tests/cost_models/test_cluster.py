@@ -282,6 +282,31 @@ def test_other_mistakes_are_answered_too(tmp_path: Path) -> None:
         parse_cluster("name: x\ndevice: abacus\nlevels: []\n", "x")
 
 
+@pytest.mark.parametrize(("written", "device"), [
+    ("B200", "B200-180GB"), ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("A100-SXM4-40GB", "A100-40GB"),
+    ("TPU v6e", "TPU-v6e-32GB"), ("h200-141gb", "H200-141GB"), ("NVIDIA GeForce RTX 4090", "RTX-4090-24GB")])
+def test_a_device_is_known_by_a_name_that_it_alone_has(written: str, device: str) -> None:
+    assert parse_cluster(f"name: x\ndevice: {written}\nlevels: []\n", "x").device == load_device(device)
+
+
+@pytest.mark.parametrize(("written", "said"), [
+    ("device: H100", r"'H100' is no known device; did you mean 'H100-80GB' \(.*\) or 'H100-96GB'"),
+    ("device: cpu", "did you mean 'cpu-core'"), ("device: MI250X", "did you mean 'MI250X-GCD'")])
+def test_a_device_whose_name_leaves_a_choice_is_asked_for(written: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_cluster(f"name: x\n{written}\nlevels: []\n", "x")
+
+
+@pytest.mark.parametrize(("link", "said"), [
+    ("Spectrum-X", r"did you mean 'RoCE-400G' \(400 Gb/s\) or 'RoCE-800G' \(800 Gb/s\)\? Known are"),
+    ("Infinity Fabric", r"did you mean 'xGMI3' \(448 GB/s\) or 'xGMI4'"), ("NVL72", "did you mean 'NVLink5'"),
+    ("slingshot", r"did you mean 'Slingshot10' \(100 Gb/s\) or 'Slingshot11'"),
+    ("abacus", "'abacus' is no known link; known are NVLink2")])
+def test_a_family_of_links_is_answered_with_its_members(link: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        parse_cluster(f"name: x\ndevice: B200\nlevels: [{{name: node, size: 8, link: {link}}}]\n", "x")
+
+
 @pytest.mark.parametrize(("device", "library"), [
     ("Gaudi3-128GB", "hccl"), ("TPU-v5p-95GB", "xla"), ("TPU-v6e-32GB", "xla"), ("Trainium2-96GB", "nccom"),
     ("MI300X-192GB", "nccl"), ("H100-80GB", "nccl"), ("cpu-core", "gloo")])

@@ -11,14 +11,18 @@ from rich.console import Console
 from shell import shell
 
 from autoddl.cli.tables.calibration_tables import calibration_table
+from autoddl.cli.tables.plan_tables import text
 from autoddl.core.errors import InputError
+from autoddl.core.plan import load_plan
 from autoddl.cost_models.profile import CONSTANTS, SHIPPED, SPREAD, load_profile
 from autoddl.fitting.calibrate import FEWEST, Calibrated, calibrate_runs
 from autoddl.fitting.prices import At, price_at
+from autoddl.fitting.ran_plans import RanPlan
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.runs import Run
 from autoddl.validation.software import unknown_programs
 
+PLAN = Path(__file__).parent.parent / "plans" / "gpt-laptop.json"
 SMALL = {"hidden": 512, "heads": 8, "vocab": 2048, "seq": 256, "global_batch": 16, "n_gpus": 2,
          "dp": 2, "tp": 1, "microbatch": 4, "precision": "bf16", "framework": "torchtitan", "layers": 1}
 KINDS: tuple[dict[str, object], ...] = ({}, {"hidden": 2048, "heads": 16}, {"vocab": 32768}, {"seq": 2048},
@@ -76,8 +80,41 @@ def test_fewer_than_three_runs_are_refused(runs: tuple[Run, ...]) -> None:
     with pytest.raises(InputError, match=f"2 runs with a price .* give {FEWEST} or more"):
         calibrate_runs(runs[:2])
     unknown = replace(runs[0], device="Z80")
-    with pytest.raises(InputError, match=r"2 runs with a price .* the first of 1 without a price: .*Z80"):
+    with pytest.raises(InputError, match=r"2 runs with a price .* the first of 1 that were left out: .*Z80"):
         calibrate_runs([*runs[:2], unknown])
+
+
+@pytest.mark.parametrize(("times", "said"), [(1000, "1000 times as long as the predicted"),
+                                             (1 / 9, "9 times as short as the predicted")])
+def test_a_row_that_no_machine_explains_is_left_out_and_named(runs: tuple[Run, ...], times: float, said: str) -> None:
+    right = [replace(one, seconds=price_as_plan(one, one.microbatch)) for one in runs[:4]]
+    found = calibrate_runs([*right[:3], replace(right[3], seconds=times * right[3].seconds)])
+    assert [one.run.row for one in found.errors] == ["0", "1", "2"] and [one.run.row for one in found.unpriced] == ["3"]
+    assert said in found.unpriced[0].reason and "look at the unit" in found.unpriced[0].reason
+    assert found.profile.factors == calibrate_runs(right[:3]).profile.factors
+
+
+def test_constants_that_are_worse_than_none_are_written_only_if_asked(tmp_path: Path, runs: tuple[Run, ...]) -> None:
+    rows = [ROW | SMALL | kind | {"row_id": str(i), "iter_time_s": times * price_as_plan(one, one.microbatch)}
+            for i, (kind, one, times) in enumerate(zip(KINDS, runs, (0.7, 1.5, 0.7, 1.5, 0.7), strict=True))]
+    path, out = str(table(tmp_path, *rows)), tmp_path / "profile.yaml"
+    said = shell("calibrate", path, "-o", str(out))
+    assert said.code == 2 and not out.exists() and "written" not in said.out
+    assert len(said.err.strip().splitlines()) == 1 and "is not written" in said.err and "--force" in said.err
+    assert "these constants are worse than none" in said.out
+    assert shell("calibrate", path, "-o", str(out), "--force").code == 0 and load_profile(out).runs == 5
+    assert "say where, with -o FILE" in shell("calibrate", path, "--force").err
+
+
+def test_programs_are_several_only_where_they_are(runs: tuple[Run, ...], found: Calibrated) -> None:
+    other = replace(found.errors[0], run=replace(runs[0], framework="NeMo"))
+    plan = replace(found.errors[0], run=RanPlan("a.json", 1.0, load_plan(PLAN)))
+    for errors, software, said in (
+            (found.errors, "torchtitan", "the runs are priced as run by torchtitan"),
+            ((*found.errors, other), None, "the runs are priced as run by nemo, torchtitan, so the profile names no"),
+            ((plan,), None, "these are plans that ran, without a program's profile")):
+        shown = replace(found, errors=errors, profile=replace(found.profile, software=software))
+        assert said in text(calibration_table(shown))
 
 
 def test_the_table_says_what_each_constant_does(found: Calibrated) -> None:

@@ -13,7 +13,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import load_device
 from autoddl.cost_models.links import LINKS_FILE
 from autoddl.cost_models.software import SLOWER, SOFTWARE_FILE
-from autoddl.validation.clusters import LINK_WORDS, LINKS, SYSTEMS, system_of
+from autoddl.validation.clusters import LINK_WORDS, LINKS, SYSTEMS, build_cluster, system_of
 from autoddl.validation.facts import FOLDER, find_beginning
 from autoddl.validation.runs_file import MODELS
 from autoddl.validation.software import (
@@ -87,9 +87,40 @@ def test_the_longest_beginning_wins_whatever_the_case() -> None:
 def test_a_device_is_known_by_its_whole_name_or_an_alias_of_it() -> None:
     assert system_of("h100-sxm5-80gb ") == system_of("H100") == system_of("H100-80GB")
     assert system_of("A100-80GB").file == "A100-80GB" and system_of("H100-96GB-HBM2e-500W").file == "H100-96GB"
+    assert system_of("NVIDIA H100 80GB HBM3") == system_of("H100") and system_of("NVIDIA B200") == system_of("B200")
+    assert system_of("Tesla V100-SXM2-16GB").file == "V100-16GB" and system_of("NVIDIA H200").file == "H200-141GB"
+    assert system_of("NVIDIA GeForce RTX 4090").file == "RTX-4090-24GB"
+    for name, file in (("TPU-v5p", "TPU-v5p-95GB"), ("TPU v6e", "TPU-v6e-32GB"), ("Trainium2", "Trainium2-96GB")):
+        with pytest.raises(InputError, match=f"'{name}' is the device {file}, .* cluster file with device: {file}"):
+            system_of(name)
     for unknown in ("H1000", "A100X", "GB2000"):
         with pytest.raises(InputError, match=f"'{unknown}' is none of .*did you mean '.*{unknown[:3]}"):
             system_of(unknown)
+
+
+@pytest.mark.parametrize(("device", "words", "rate"), [
+    ("H800", "NVLink4-8links", 200e9), ("H800", "NVLink4 (18 links)", 450e9), ("H100", "PCIe6", 121e9),
+    ("Gaudi3", "Gaudi3", 525e9), ("MI350X", "Infinity Fabric", 537.6e9), ("L40S", "pcie5", 63e9)])
+def test_a_link_of_a_node_is_any_of_the_links_file(device: str, words: str, rate: float) -> None:
+    assert build_cluster(device, 8, 8, words, 0.0).levels[0].bandwidth == rate
+
+
+@pytest.mark.parametrize(("device", "words", "said"), [
+    ("H100", "NeuronLink3", "'NeuronLink3' is of Trainium2, and gpu_type is H100-80GB: leave it empty for NVLink4"),
+    ("RTX-4090", "NVLink4", "'NVLink4' is of H100, H200, .* leave it empty for PCIe4"),
+    ("H100", "NVLink 4", "'NVLink 4' is none of .*did you mean 'NVLink4'"),
+    ("H100", "string", "any other is written in a cluster file")])
+def test_another_link_of_a_node_is_one_line(device: str, words: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        build_cluster(device, 8, 8, words, 0.0)
+
+
+def test_a_node_that_is_not_stated_is_that_of_the_devices_system(tmp_path: Path) -> None:
+    told = {"intra_link": "", "microbatch": 1, "tp": 1}
+    nodes = [run(tmp_path, **told | {"gpu_type": device, "n_gpus": n, "dp": n, "global_batch": n}).gpus_per_node
+             for device, n in (("GB200", 8), ("GB300", 72), ("NVIDIA GB200", 144), ("GB200", 256), ("B200", 256))]
+    assert nodes == [8, 72, 72, 64, 8]
+    assert run(tmp_path, **told | {"gpu_type": "GB200", "gpus_per_node": 4, "dp": 8}).gpus_per_node == 4
 
 
 def test_a_column_of_the_row_overrides_what_is_known_by_name(tmp_path: Path) -> None:

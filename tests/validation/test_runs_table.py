@@ -2,18 +2,21 @@
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from published import ROW, run, table
+from shell import shell
 
 from autoddl.core.errors import InputError
 from autoddl.cost_models import load_cluster
 from autoddl.validation.clusters import cluster_of, part_of
 from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import COLUMNS, DESCRIPTIVE, MACHINE, MEASURED, NEEDED, read_runs
+from autoddl.validation.validate import price_run
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs" / "runs_table.md").read_text(encoding="utf-8")
@@ -49,6 +52,24 @@ def test_the_example_is_read_with_its_units(tmp_path: Path) -> None:
     assert one.seconds == pytest.approx(16 * 8192 / 8 / 5762)
     more = run(tmp_path, **EXAMPLE | {"inter_Gbps_per_node": 400, "peak_mem_GB": 60})
     assert (more.network, more.peak_bytes) == (50e9, 60e9)
+
+
+def test_the_example_fits_and_without_what_it_says_of_memory_it_is_told_not_to(tmp_path: Path) -> None:
+    assert price_run(run(tmp_path, **EXAMPLE)).remark == ""
+    plain = price_run(run(tmp_path, **EXAMPLE | {"zero_stage": "", "recompute": "none"}))
+    assert plain.seconds is not None and plain.nbytes is not None and plain.nbytes > 2 * 80e9
+    assert re.fullmatch(r"does not fit as it is described: \d+ GB on a device of 80 GB; look at zero_stage 0, "
+                        "recompute none, microbatch 2, precision bf16", plain.remark)
+    path = table(tmp_path, EXAMPLE, *(EXAMPLE | {"zero_stage": "", "row_id": name} for name in ("a", "b")))
+    said = shell("validate", str(path)).out
+    assert "row a does not fit as it is described" in said and "(and 1 more, --by run has all)" in said
+    assert "row a does not fit" in said.splitlines()[3]
+    by_run = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
+    assert [bool(row["remark"]) for row in by_run] == [False, True, True]
+    assert all("does not fit" in row["remark"] and row["predicted_bytes"] > 1.25 * 80e9 for row in by_run[1:])
+    fitted = json.loads(shell("calibrate", str(path), "--json").out)
+    assert [row["row"] for row in fitted["remarks"]] == ["a", "b"]
+    assert "row b does not fit as it is described" in shell("calibrate", str(path)).out
 
 
 def test_rates_and_seconds_say_the_same(tmp_path: Path) -> None:

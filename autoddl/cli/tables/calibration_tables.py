@@ -13,7 +13,7 @@ from autoddl.cost_models import show_seconds
 from autoddl.cost_models.profile import CONSTANTS, SPREAD
 from autoddl.fitting.calibrate import Calibrated, Errors
 from autoddl.validation.runs import Run
-from autoddl.validation.software import unknown_programs
+from autoddl.validation.software import profile_of, unknown_programs
 
 __all__ = ["calibration_rows", "calibration_table"]
 
@@ -32,12 +32,13 @@ def calibration_rows(found: Calibrated) -> dict[str, Any]:
             "runs": [{"row": one.run.row, "source": one.run.source, "measured_seconds": one.run.seconds,
                       "before": one.before, "fitted": one.fitted, "left_out": one.left_out,
                       "source_left_out": one.source_left_out} for one in found.errors],
-            "unlike": found.unlike, "unknown_frameworks": list(_unknown(found)),
+            "unlike": found.unlike, "worse": found.worse, "unknown_frameworks": list(_unknown(found)),
+            "remarks": [{"row": one.run.row, "remark": one.remark} for one in found.remarks],
             "unpriced": [{"row": one.run.row, "reason": one.reason} for one in found.unpriced]}
 
 
 def calibration_table(found: Calibrated, output: Path | None = None) -> RenderableType:
-    """Errors by source and by run, the constants, what has no price or is not known, and where the profile is."""
+    """Errors by source and by run, the constants, what was left out or is not known, and where the profile is."""
     errors = columns("source", "runs", "error before", "fitted", "run left out", "source left out")
     every = {**_sources(found), **({"all": found.errors} if len(_sources(found)) > 1 else {})}
     for name, rows in every.items():
@@ -50,16 +51,28 @@ def calibration_table(found: Calibrated, output: Path | None = None) -> Renderab
         mean, least, most = found.effects(name)
         constants.add_row(name, f"x {found.profile[name]:.3f}", f"{exp(_spread(found, name)):.2f}",
                           f"{exp(SPREAD[name]):.2f}", _percent(mean), f"{_percent(least)} to {_percent(most)}")
-    left = columns("no price: row", "reason")
+    left = columns("left out: row", "reason")
     for one in found.unpriced:
         left.add_row(one.run.row, one.reason)
+    remarks = tuple(f"row {one.run.row} {one.remark}" for one in found.remarks)
     unlike = ("on the whole, these runs are further from the package's figures than a machine's usually are: look at "
               "the cluster, and at the framework of the rows",) if found.unlike else ()
-    programs = f"priced as run by {found.profile.software}" if found.profile.software else "of several programs"
+    worse = (f"runs that are left out are {_percent(found.mean_error('left_out'))} off, and by the package's own "
+             f"constants {_percent(found.mean_error('before'))}: these constants are worse than none",
+             ) if found.worse else ()
     written = (f"written  {output}",) if output is not None else ()
     unknown = tuple(line for text in _unknown(found) for line in ("", text))
-    return Group(errors, "", _runs(found), "", f"the runs are {programs}", *unknown, "", constants, *unlike,
-                 *(("", left) if found.unpriced else ()), *written)
+    return Group(errors, "", _runs(found), "", _programs(found), *unknown, "", constants, *unlike, *worse,
+                 *(("", left) if found.unpriced else ()), *(("", *remarks) if remarks else ()), *written)
+
+
+def _programs(found: Calibrated) -> str:
+    """A line that says as which programs' runs were priced."""
+    names = sorted({profile_of(one.run) for one in found.errors if isinstance(one.run, Run)})
+    if not names:
+        return "these are plans that ran, without a program's profile"
+    return f"the runs are priced as run by {', '.join(names)}" + ("" if found.profile.software else
+                                                                ", so the profile names no program")
 
 
 def _runs(found: Calibrated) -> RenderableType:

@@ -1,15 +1,16 @@
 """Tables of published runs beside their predictions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
 from autoddl.cost_models.profile import SHIPPED, Profile
-from autoddl.validation.intervals import interval_of_run
+from autoddl.validation.intervals import FEWEST, interval_of_run
 from autoddl.validation.scores import PricedRun, score_sources
 
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
@@ -26,7 +27,7 @@ def run_rows(found: Sequence[PricedRun], known: Profile = SHIPPED) -> list[dict[
              "measured_seconds": one.run.seconds, "predicted_seconds": one.seconds,
              "predicted_interval": _between(one, known),
              "error": None if one.seconds is None else one.error, "measured_bytes": one.run.peak_bytes or None,
-             "predicted_bytes": one.nbytes, "reason": one.reason} for one in found]
+             "predicted_bytes": one.nbytes, "reason": one.reason, "remark": one.remark} for one in found]
 
 
 def run_table(found: Sequence[PricedRun], known: Profile = SHIPPED) -> RenderableType:
@@ -37,7 +38,7 @@ def run_table(found: Sequence[PricedRun], known: Profile = SHIPPED) -> Renderabl
         shown = ("-",) * 4 if one.seconds is None or between is None else (
             show_seconds(one.seconds), *map(show_seconds, between), _percent(one.error))
         table.add_row(run.row, run.source, run.model, f"{run.gpus}: dp {run.dp} tp {run.tp} pp {run.pp} cp {run.cp}",
-                      show_seconds(run.seconds), *shown, one.reason)
+                      show_seconds(run.seconds), *shown, one.reason or one.remark)
     return table
 
 
@@ -55,21 +56,37 @@ def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
 
 
 def score_table(found: Sequence[PricedRun]) -> RenderableType:
-    """One row per source, then the reasons of what has no price."""
+    """One row per source, then the reasons of what has no price, and what cannot have run as it is described."""
     table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
     by_source = score_sources(found)
     for source, one in by_source.items():
         table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
                       one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
                       _percent(one.regret), _percent(one.memory_mape))
-    for source, one in by_source.items():
-        for reason, count in one.reasons.items():
-            table.add_row(f"{source}: {count} not priced: {reason}")
-    return table
+    reasons = [f"{_named(source)}{count} not priced: {reason}" for source, one in by_source.items()
+               for reason, count in one.reasons.items()]
+    lines = [*reasons, *_remarks(found)]
+    return Group(table, *(["", *lines] if lines else []))
+
+
+def _remarks(found: Sequence[PricedRun]) -> Iterator[str]:
+    """A line for every source with rows that cannot have run as they are described: which, and why the first."""
+    for source in dict.fromkeys(one.run.source for one in found if one.remark):
+        rows = [one for one in found if one.remark and one.run.source == source]
+        more = f" (and {len(rows) - 1} more, --by run has all)" if len(rows) > 1 else ""
+        yield f"{_named(source)}row {rows[0].run.row} {rows[0].remark}{more}"
+
+
+def _named(source: str) -> str:
+    """The beginning of a line about a source; nothing where rows name none."""
+    return f"{source}: " if source else ""
 
 
 def coverage_table(covered: Mapping[str, tuple[int, int]]) -> RenderableType:
-    """One row per regime: the runs inside the interval of all other sources."""
+    """One row per regime: the runs inside the interval of all other sources; where there are too few, that alone."""
+    if not any(every for _, every in covered.values()):
+        return Text("how sure predictions are is not told: it is counted in intervals of other sources (source_id), "
+                    f"of at least {FEWEST} runs with a price, and there are none")
     table = columns("regime", "runs", "inside the 80 % interval of the other sources")
     for name, (inside, every) in covered.items():
         table.add_row(name, str(every), _percent(inside / every if every else None))
