@@ -118,7 +118,8 @@ def _operators(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -
 def _added(plan: Plan, graph: Graph, cluster: Cluster, software: Software) -> tuple[float, float]:
     """Seconds of a microbatch in which the program moves bytes besides the operators': in forward, and in backward."""
     again = {stored.fqn for stored in plan.stored if stored.regather}
-    gathered = sum(edge.tensor.numel for edge in parameter_edges(plan, graph)
+    gathered = sum(prod(local_shape(edge.tensor.shape, edge.conversion.target, plan.mesh))
+                   for edge in parameter_edges(plan, graph)
                    if edge.tensor.trained and edge.summed is not None and edge.tensor.fqn in again)
     copied = (software.unpacked + software.packed) * gathered
     forth, back = _unpadded(plan, graph, software) if software.unpads else (0.0, 0.0)

@@ -41,6 +41,17 @@ def test_fsdp_copies_what_it_gathers_and_reduces(tmp_path: Path, monkeypatch: py
         assert without(name, {"packed": 0.0, "unpacked": 0.0}, tmp_path, monkeypatch) == pytest.approx(copied, rel=2e-3)
 
 
+@pytest.mark.parametrize("tp", [2, 4])
+def test_fsdp_copies_the_piece_that_tensor_parallelism_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                              tp: int) -> None:
+    device = cluster_of(run(tmp_path, **SHARDED)).device
+    values = (2 * 12 * WIDTH**2 + 2 * 50_368 * WIDTH + LENGTH * WIDTH) / tp
+    copied = 4 * elementwise_seconds(device, (4 + 4 + 6) * values)
+    degrees = {"dp": 8 // tp, "tp": tp, "seq_parallel": 1}
+    assert without("torchtitan", {"packed": 0.0, "unpacked": 0.0}, tmp_path, monkeypatch, **degrees
+                   ) == pytest.approx(tp * copied, rel=0.02)
+
+
 def test_padding_is_taken_out_around_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three tensors a read and a write, of one zeros, a read and a write; backward the other way round."""
     one, device = 2 * LENGTH * WIDTH * 2, cluster_of(run(tmp_path, **SHARDED)).device
