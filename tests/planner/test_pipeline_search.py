@@ -160,7 +160,7 @@ def test_a_proof_has_every_candidate_that_was_asked_for_and_says_what_is_only_st
 
 
 def test_floors_and_messages_are_those_of_each_number_of_microbatches() -> None:
-    model, sample = zoo.named("gpt2", layers=2, B=8)
+    model, sample = zoo.named("gpt2", layers=1, B=8)
     found = autoddl.plan(model, FOUR, sample, stages=(2,), schedule=("1f1b",), microbatches=(2, 4), max_axes=1,
                          workers=1)
     rows = found.source["alternatives"]

@@ -96,8 +96,8 @@ def theirs(name: str, microbatches: int) -> list[float]:
 
 
 @pytest.mark.ranks
-@parametrize_or_slow("name,parts,microbatches", [("1f1b", 2, 4), ("zb-v", 2, 4)], [
-    ("gpipe", 2, 4), ("interleaved:2", 2, 4), ("dualpipe-v", 2, 4), ("gpipe", 4, 4), ("1f1b", 4, 8),
+@parametrize_or_slow("name,parts,microbatches", [("zb-v", 2, 4)], [
+    ("gpipe", 2, 4), ("1f1b", 2, 4), ("interleaved:2", 2, 4), ("dualpipe-v", 2, 4), ("gpipe", 4, 4), ("1f1b", 4, 8),
     ("interleaved:2", 4, 8), ("zb-v", 4, 8), ("dualpipe-v", 4, 8)])
 def test_losses_are_those_of_torch_s_own_pipelines(name: str, parts: int, microbatches: int) -> None:
     stages = parts * chunks_of(name)
