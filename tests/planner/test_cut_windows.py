@@ -47,7 +47,7 @@ def part_of(seed: int, schedule: str) -> StageParts:
     return StageParts(task, 4, 2, 4, places, pipes, splits=splits_backward(schedule))
 
 
-@parametrize_or_slow("seed,schedule", [(7, "interleaved:2")], [(6, "zb-v"), (7, "zb-v")])
+@parametrize_or_slow("seed,schedule", [(4, "interleaved:2")], [(7, "interleaved:2"), (6, "zb-v"), (7, "zb-v")])
 def test_windows_prove_more_and_nothing_that_is_not_so(seed: int, schedule: str,
                                                        monkeypatch: pytest.MonkeyPatch) -> None:
     part = part_of(seed, schedule)

@@ -185,7 +185,8 @@ def _pair(part_of_bytes: float) -> tuple[StageParts, Staged]:
     return made(part_of_bytes * rank_peak(free, staged, plans)), staged
 
 
-@parametrize_or_slow("part_of_bytes", [0.85], [0.95, 0.75])
+@pytest.mark.slow
+@pytest.mark.parametrize("part_of_bytes", [0.95, 0.85, 0.75])
 def test_some_blocks_of_a_stage_run_again_where_a_rank_has_room_for_the_others(part_of_bytes: float) -> None:
     """As fast as the best of all levels of all blocks, with the layouts that stages have without a budget."""
     part, staged = _pair(part_of_bytes)
