@@ -18,7 +18,6 @@ from autoddl.launch.launch import Place, launch
 from autoddl.launch.shaped_network import PORT, shape_links
 from autoddl.runtime.collectives.message_collectives import exchange
 from autoddl.runtime.collectives.process_groups import Groups
-from autoddl.runtime.stage_transport import meet
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 SLOW = """name: slow
@@ -183,7 +182,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from autoddl.runtime.collectives.process_groups import Groups
-from autoddl.runtime.stage_transport import meet
 from autoddl.core.layout import Mesh
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=60))
@@ -218,20 +216,3 @@ def test_on_shaped_links_messages_beat_the_library(tmp_path: Path) -> None:
         launch(4, [sys.executable, "-c", WORKER, str(text), str(found)], places=places, timeout=200)
     ours, library = map(float, found.read_text().split())
     assert 1.3 * ours < library
-
-
-def met(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
-    """The peers that this rank met, where every rank lists its own pairs first and the others backwards."""
-    rank, world = dist.get_rank(), dist.group.WORLD
-    assert world is not None
-    own = sorted(pairs, key=lambda pair: (rank not in pair, pair), reverse=bool(rank % 2))
-    return meet(world, rank, own, torch.device("cpu"), timedelta(seconds=30))
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize(("pairs", "peers"), [
-    ([(0, 1), (1, 2), (2, 3), (3, 0)], [(1, 3), (0, 2), (1, 3), (0, 2)]),  # a ring, as of stages in a V
-    ([(3, 0), (0, 3), (1, 1), (2, 0), (2, 1)], [(2, 3), (2,), (0, 1), (0,)]), ([], [()] * 4)])
-def test_all_pairs_of_stages_meet_in_one_order_on_all_ranks(pairs: list[tuple[int, int]],
-                                                            peers: list[tuple[int, ...]]) -> None:
-    assert on_ranks(4, met, pairs, seconds=60) == peers

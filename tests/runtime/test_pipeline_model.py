@@ -4,11 +4,13 @@ import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import zoo
 from branching import WAYS
 from planmaker import cluster_of
@@ -33,6 +35,7 @@ from autoddl.core.stages import cut_graph
 from autoddl.launch.check import mismatches
 from autoddl.runtime.parallelize import PipelineModel, parallelize
 from autoddl.runtime.stage_setup import stage_rows
+from autoddl.runtime.stage_transport import meet
 from autoddl.schedule.buckets import gather_buckets, gradient_buckets
 from autoddl.schedule.memory_line import predict_memory, with_memory_peak
 from autoddl.schedule.parameter_protocol import GatherProtocol
@@ -440,3 +443,19 @@ def test_a_stage_that_does_not_answer_ends_the_others_in_time() -> None:
     said, _ = on_ranks(2, left, planned("gpt-2", 2, "1f1b", "one=1", 4), seconds=60)
     forget(2)
     assert "receiving backward" in said and "a peer died or hung" in said
+
+def met(pairs: list[tuple[int, int]]) -> tuple[int, ...]:
+    """The peers that this rank met, where every rank lists its own pairs first and the others backwards."""
+    rank, world = dist.get_rank(), dist.group.WORLD
+    assert world is not None
+    own = sorted(pairs, key=lambda pair: (rank not in pair, pair), reverse=bool(rank % 2))
+    return meet(world, rank, own, torch.device("cpu"), timedelta(seconds=30))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("pairs", "peers"), [
+    ([(0, 1), (1, 2), (2, 3), (3, 0)], [(1, 3), (0, 2), (1, 3), (0, 2)]),  # a ring, as of stages in a V
+    ([(3, 0), (0, 3), (1, 1), (2, 0), (2, 1)], [(2, 3), (2,), (0, 1), (0,)]), ([], [()] * 4)])
+def test_all_pairs_of_stages_meet_in_one_order_on_all_ranks(pairs: list[tuple[int, int]],
+                                                            peers: list[tuple[int, ...]]) -> None:
+    assert on_ranks(4, met, pairs, seconds=60) == peers
