@@ -22,11 +22,11 @@ class Rows(StrEnum):
     RUN = "run"
 
 
-RunsPath = Annotated[Path, typer.Argument(metavar="RUNS.csv", help="published runs, one per line")]
+RunsPaths = Annotated[list[Path], typer.Argument(metavar="RUNS.csv ...", help="tables of published runs, one per line")]
 By = Annotated[Rows, typer.Option(help="a row per source or per run")]
 
 
-def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
+def validate_verb(runs: RunsPaths, by: By = Rows.SOURCE,
                   workers: Annotated[int, typer.Option(min=1, help="processes that price runs")] = 1,
                   intervals: Annotated[Path | None, typer.Option(metavar="FILE", help="write how sure predictions "
                                                                   "are")] = None,
@@ -38,9 +38,10 @@ def validate_verb(runs: RunsPath, by: By = Rows.SOURCE,
     check_file(intervals)
     known = SHIPPED if profile is None else load_profile(profile)
     with progress_bar() as progress:
-        found = predict(runs, progress, workers, known)
+        found = [one for table in runs for one in predict(table, progress, workers, known)]
     if intervals is not None:
-        write_atomically(intervals, intervals_text(find_intervals(found), runs.name))
+        names = " ".join(table.name for table in runs)
+        write_atomically(intervals, intervals_text(find_intervals(found), names))
     if by is Rows.RUN:
         return show(validation_tables.run_table(found, known), validation_tables.run_rows(found, known), as_json)
     table = Group(validation_tables.score_table(found), "", validation_tables.coverage_table(covered(found)))

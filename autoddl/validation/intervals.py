@@ -8,28 +8,30 @@
                 of another. The interval of a regime is made wider around its median, by the factor at which 8 of 10
                 left-out runs of the regime lie inside. To count what an interval holds, that factor too is found
                 without the source
-    widening    the same factor of runs that nobody had looked at, on the intervals of all that were
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from math import exp, log
 
 import yaml
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.intervals import NODE, REGIMES, Interval, interval_of, known_intervals, regime, unseen
+from autoddl.cost_models.intervals import NODE, REGIMES, Interval, interval_of, regime
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun, groups
 
 __all__ = ["FEWEST", "Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run", "intervals_text",
-           "regime_of", "widening", "winners"]
+           "regime_of", "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""
+SHARED = 0.7
+"""Part of the pairs of one model and machine whose errors differ by no more than what is called a tie: the least of .1,
+.2, .. at which 95 % of the called ones are right in the mean of left-out sources (examples/benchmarks/intervals.py)."""
 
 Weighted = list[tuple[float, float]]
 """Values with their weights."""
@@ -66,15 +68,6 @@ def covered(found: Sequence[PricedRun]) -> Mapping[str, tuple[int, int]]:
         inside, every = counts[regime_of(one.run)]
         counts[regime_of(one.run)] = inside + lies, every + 1
     return counts
-
-
-def widening(found: Sequence[PricedRun]) -> float:
-    """How many times as wide as the package's, about their medians, intervals are that hold 8 of 10 of these runs."""
-    known, distances = known_intervals(), list[tuple[float, float]]()
-    for one in _priced(found):
-        own = known[regime_of(one.run)]
-        distances.append((_distance(one, (log(own.low), log(own.median), log(own.high))), 1.0))
-    return _quantile(distances, 0.8)
 
 
 def inside_left_out(found: Sequence[PricedRun]) -> list[tuple[PricedRun, bool]]:
@@ -118,14 +111,13 @@ def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
     return told
 
 
-def intervals_text(intervals: Mapping[str, Interval], table: str) -> str:
-    """The text of a file of intervals that rest on the runs of a table."""
+def intervals_text(intervals: Mapping[str, Interval], tables: str) -> str:
+    """The text of a file of intervals that rest on the runs of some tables, named as they are given to `validate`."""
     rows = {name: {**{key: round(getattr(one, key), 3) for key in ("low", "median", "high", "common")},
                    "runs": one.runs, "sources": one.sources} for name, one in intervals.items()}
-    head = (f"# How far published runs were from their predictions as plans: `autoddl validate {table}\n"
-            "# --intervals FILE` wrote this. intervals.py has the meaning. Constants of devices were chosen with\n"
-            "# these runs in view. `unseen` is of runs that nobody had looked at: unseen_runs.py finds it.\n")
-    return head + yaml.safe_dump({"regimes": rows, "unseen": asdict(unseen())}, sort_keys=False)
+    head = (f"# How far published runs were from their predictions as plans: `autoddl validate {tables}\n"
+            "# --intervals FILE` wrote this. intervals.py has the meaning.\n")
+    return head + yaml.safe_dump({"regimes": rows}, sort_keys=False)
 
 
 def _residual(one: PricedRun) -> float:
@@ -147,10 +139,10 @@ def _quantiles(rows: Sequence[PricedRun]) -> tuple[float, float, float]:
 
 
 def _common(rows: Sequence[PricedRun]) -> float:
-    """The quantile .8 of how far the residuals of two runs of one model on one machine lie apart; 0 without such."""
+    """The quantile SHARED of how far residuals of two runs of one model on one machine lie apart; 0 without such."""
     apart = [(abs(_residual(a) - _residual(b)), 1 / len(pairs))
              for pairs in map(_pairs, _by_source(rows).values()) for a, b in pairs]
-    return _quantile(apart, 0.8) if apart else 0.0
+    return _quantile(apart, SHARED) if apart else 0.0
 
 
 def _widenings(rows: Sequence[PricedRun]) -> dict[str, float]:

@@ -5,7 +5,8 @@
                   runs; its own mape, leaving one out
     group         runs of one source with the same model, devices and kind of device: different ways to do one thing;
                   runs that are described alike, which no model can tell apart, count as one, by their means
-    correlation   mean over groups of Spearman's rank correlation, predicted against measured seconds per token
+    tau           Kendall's rank correlation of seconds per token over the pairs of all groups: pairs that are predicted
+                  in the order in which they were measured minus the others, over both
     regret        mean over groups of  measured of the run predicted fastest / measured of the fastest - 1
 
 A figure that has nothing to be computed from (one run, no group of two) is null.
@@ -13,11 +14,16 @@ A figure that has nothing to be computed from (one run, no group of two) is null
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import log
 from statistics import fmean
 
 from autoddl.validation.runs import Run
 
 __all__ = ["PricedRun", "Score", "groups", "score_sources", "step_flops"]
+
+ALIKE = 1e-9
+"""Part of the seconds by which predictions differ that are the same but for rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +61,8 @@ class Score:
     """Mean error of seconds."""
     constant_mape: float | None
     """Mean absolute error of the trivial predictor."""
-    rank_correlation: float | None
-    """Mean of Spearman's correlation over groups."""
+    tau: float | None
+    """Kendall's rank correlation of configurations."""
     regret: float | None
     """Mean regret over groups."""
     memory_mape: float | None
@@ -82,11 +88,9 @@ def _score(rows: Sequence[PricedRun]) -> Score:
         if row.reason:
             reasons[row.reason] = reasons.get(row.reason, 0) + 1
     varied = [group for group in groups(priced) if len(group) > 1]
-    ranked = [value for value in map(_correlation, varied) if value is not None]
     return Score(len(rows), len(priced), _mean([abs(e) for e in errors]), max(map(abs, errors), default=None),
-                 _mean(errors), _constant([row.run for row in priced]), _mean(ranked),
-                 _mean([_regret(group) for group in varied]), _mean(memory),
-                 reasons)
+                 _mean(errors), _constant([row.run for row in priced]), _tau(varied),
+                 _mean([_regret(group) for group in varied]), _mean(memory), reasons)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -135,20 +139,21 @@ def _per_token(row: PricedRun, seconds: float) -> float:
     return seconds / (row.run.batch * row.run.seq)
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
-    """1 is the least; equal values share the mean of their ranks."""
-    order = sorted(values)
-    return [order.index(v) + (order.count(v) + 1) / 2 for v in values]
+def _tau(varied: Sequence[Sequence[PricedRun]]) -> float | None:
+    """Kendall's tau; None where no pair is told apart by what is predicted and by what was measured."""
+    pairs = [[log(_per_token(a, of(a)) / _per_token(b, of(b))) for of in (_predicted, _measured)]
+             for group in varied for a, b in combinations(group, 2)]
+    return _mean([1.0 if predicted * measured > 0 else -1.0 for predicted, measured in pairs
+                  if abs(predicted) > ALIKE and measured])
 
 
-def _correlation(group: Sequence[PricedRun]) -> float | None:
-    """Spearman's rank correlation; None where all are predicted or measured alike."""
-    a = _ranks([round(_per_token(row, row.seconds or 0.0), 15) for row in group])
-    b = _ranks([_per_token(row, row.run.seconds) for row in group])
-    middle = (len(group) + 1) / 2
-    xy = sum((x - middle) * (y - middle) for x, y in zip(a, b, strict=True))
-    xx, yy = (sum((x - middle)**2 for x in side) for side in (a, b))
-    return xy / (xx * yy)**0.5 if xx and yy else None
+def _measured(row: PricedRun) -> float:
+    return row.run.seconds
+
+
+def _predicted(row: PricedRun) -> float:
+    assert row.seconds is not None
+    return row.seconds
 
 
 def _regret(group: Sequence[PricedRun]) -> float:

@@ -112,17 +112,6 @@ def left_out(rows: Sequence[Priced]) -> tuple[list[PricedRun], dict[str, dict[st
     return found, factors
 
 
-def kendall(rows: Sequence[PricedRun]) -> float | None:
-    """Kendall's tau of seconds a token, over pairs of configurations of one model on as many devices; None without."""
-    def slower(a: PricedRun, b: PricedRun, predicted: bool) -> float:
-        first, second = ((one.seconds or 0.0) if predicted else one.run.seconds for one in (a, b))
-        return first / (a.run.batch * a.run.seq) - second / (b.run.batch * b.run.seq)
-
-    pairs = [(slower(a, b, True), slower(a, b, False)) for group in groups(rows) for a, b in combinations(group, 2)]
-    told = [1 if x * y > 0 else -1 for x, y in pairs if x and y]
-    return fmean(told) if told else None
-
-
 def reversed_pairs(rows: Sequence[PricedRun]) -> list[str]:
     """A line for every pair of configurations whose order is predicted the other way round than it was measured."""
     def ratio(a: PricedRun, b: PricedRun) -> tuple[float, float]:
@@ -159,10 +148,9 @@ def main() -> None:
     for source, score in scores.items():
         plain = fmean(abs(exp(one.error) - 1) for one in rows if one.run.source == source)
         means.append((plain, score.mape or 0.0))
-        tau = kendall([one for one in found if one.run.source == source])
         numbers = (plain, score.mape, score.constant_mape)
         texts = ["-" if value is None else f"{100 * value:.1f} %" for value in (*numbers, score.regret)]
-        texts.insert(3, "-" if tau is None else f"{tau:.2f}")
+        texts.insert(3, "-" if score.tau is None else f"{score.tau:.2f}")
         moved = ", ".join(f"{kind} x {exp(value):.3f}" for kind, value in factors[source].items())
         print(f"{source:26}{score.n:5}" + "".join(f"{text:>9}" for text in texts), f"  {moved}")
         if words.pairs:

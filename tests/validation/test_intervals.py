@@ -10,8 +10,8 @@ import yaml
 from published import run
 
 from autoddl.core.errors import InputError
-from autoddl.cost_models.intervals import NODE, REGIMES, Interval, interval_of, known_intervals, unseen
-from autoddl.validation.intervals import Winners, covered, find_intervals, intervals_text, regime_of, widening, winners
+from autoddl.cost_models.intervals import NODE, REGIMES, Interval, interval_of, known_intervals
+from autoddl.validation.intervals import Winners, covered, find_intervals, intervals_text, regime_of, winners
 from autoddl.validation.scores import PricedRun
 
 ALONE = "whole" + NODE
@@ -86,18 +86,6 @@ def test_runs_of_ones_own_make_an_interval_narrow_and_centred() -> None:
     assert own.high < known.with_runs(0.02, 4).high < known.high / known.low
 
 
-def test_an_interval_is_widened_about_its_median() -> None:
-    twice = Interval(0.9, 1.2, 0.05, 10, 2, 1.0).widened(2.0)
-    assert twice.of(1.0) == pytest.approx((0.81, 1.0, 1.44)) and twice.common == 0.05
-
-
-def test_widening_holds_eight_of_ten_runs(tmp_path: Path) -> None:
-    known = known_intervals()[ALONE]
-    near, far = known.median, known.widened(3.0).high
-    assert widening(rows(tmp_path, "a", (near,) * 7 + (known.high,) + (far,) * 2)) == pytest.approx(1.0)
-    assert widening(rows(tmp_path, "a", (near,) * 7 + (far,) * 3)) == pytest.approx(3.0)
-
-
 def test_a_tie_is_closer_than_what_is_shared() -> None:
     known = Interval(0.9, 1.1, 0.05, 10, 2)
     assert known.ties(1.0, 1.05) and known.ties(1.05, 1.0) and not known.ties(1.0, exp(0.06))
@@ -108,9 +96,7 @@ def test_the_file_reads_back_and_the_packages_own_has_every_regime(tmp_path: Pat
     text = intervals_text(find_intervals(found), "runs.csv")
     assert text.startswith("#") and set(yaml.safe_load(text)["regimes"]) == set(REGIMES) == set(known_intervals())
     assert all(one.low < 1.2 and one.high > 0.8 and one.low < one.high for one in known_intervals().values())
-    assert interval_of(4, False) == known_intervals()["pipeline"].widened(unseen().wider)
-    assert yaml.safe_load(text)["unseen"] == {"wider": unseen().wider, "runs": unseen().runs,
-                                              "sources": unseen().sources}
+    assert interval_of(4, False) == known_intervals()["pipeline"]
     assert regime_of(run(tmp_path, zero_stage=3)) == "sharded in one node"
     assert regime_of(run(tmp_path, n_gpus=16, dp=4, iter_time_s=1400.0)) == "whole"
     with pytest.raises(InputError, match="1 priced runs say nothing"):

@@ -30,7 +30,7 @@ def test_three_runs_make_a_table(tmp_path: Path) -> None:
     said = shell("validate", str(path), "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)["made up"]
-    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret"}
+    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret"}
     assert found["n"] == found["priced"] == 3 and found["max_ape"] >= found["mape"] >= abs(found["bias"])
     assert "made up" in shell("validate", str(path)).out
     rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
@@ -59,7 +59,7 @@ def test_scores_by_hand(tmp_path: Path) -> None:
     found = score_sources(rows)["made up"]
     assert (found.n, found.priced, found.reasons) == (3, 2, {"too strange": 1})
     assert found.mape == pytest.approx(0.375) and found.bias == pytest.approx(-0.125)
-    assert found.max_ape == 0.5 and found.rank_correlation == pytest.approx(1) and found.regret == 0
+    assert found.max_ape == 0.5 and found.tau == pytest.approx(1) and found.regret == 0
     assert found.constant_mape == pytest.approx((1 + 0.5) / 2)  # each rate predicted by the other, twice or half of it
 
 
@@ -68,7 +68,7 @@ def test_repeated_measurements_are_one_member_of_a_group(tmp_path: Path) -> None
     other = replace(one, tp=8, dp=1, seconds=3.0)
     found = score_sources([PricedRun(replace(one, seconds=2.0), 2.0), PricedRun(replace(one, seconds=5.0), 2.0),
                     PricedRun(other, 4.0)])["made up"]
-    assert found.rank_correlation == pytest.approx(-1) and found.regret == pytest.approx(3.5 / 3 - 1)
+    assert found.tau == pytest.approx(-1) and found.regret == pytest.approx(3.5 / 3 - 1)
 
 
 def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:

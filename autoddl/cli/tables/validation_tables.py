@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,12 +12,14 @@ from autoddl.cli.tables.table_style import columns
 from autoddl.cost_models import show_seconds
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.validation.intervals import FEWEST, interval_of_run
-from autoddl.validation.scores import PricedRun, score_sources
+from autoddl.validation.scores import PricedRun, Score, score_sources
 
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
 
 
-KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "rank_correlation", "regret")
+SOME = 4
+"""Runs of a source by which one rate for all of them is judged."""
+KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret")
 
 
 def run_rows(found: Sequence[PricedRun], known: Profile = SHIPPED) -> list[dict[str, Any]]:
@@ -57,16 +60,27 @@ def score_rows(found: Sequence[PricedRun]) -> dict[str, dict[str, Any]]:
 
 def score_table(found: Sequence[PricedRun]) -> RenderableType:
     """One row per source, then the reasons of what has no price, and what cannot have run as it is described."""
-    table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "ranks", "regret", "memory")
+    table = columns("source", "runs", "priced", "error", "worst", "bias", "constant", "tau", "regret", "memory")
     by_source = score_sources(found)
     for source, one in by_source.items():
         table.add_row(source, str(one.n), str(one.priced), *map(_percent, (one.mape, one.max_ape, one.bias,
-                      one.constant_mape)), "-" if one.rank_correlation is None else f"{one.rank_correlation:.2f}",
+                      one.constant_mape)), "-" if one.tau is None else f"{one.tau:.2f}",
                       _percent(one.regret), _percent(one.memory_mape))
     reasons = [f"{_named(source)}{count} not priced: {reason}" for source, one in by_source.items()
                for reason, count in one.reasons.items()]
-    lines = [*reasons, *_remarks(found)]
+    lines = [*_summary(by_source), *reasons, *_remarks(found)]
     return Group(table, *(["", *lines] if lines else []))
+
+
+def _summary(by_source: Mapping[str, Score]) -> Iterator[str]:
+    """Two lines about all sources, where two or more have a price."""
+    means = {source: one.mape for source, one in by_source.items() if one.mape is not None}
+    told = [one for one in by_source.values() if one.priced >= SOME and one.constant_mape is not None]
+    better = sum((one.mape or 0.0) < (one.constant_mape or 0.0) for one in told)
+    if len(means) > 1:
+        worst = max(means, key=lambda source: means[source])
+        yield f"mean of {len(means)} sources {_percent(fmean(means.values()))}, worst {worst}"
+        yield f"{better} of {len(told)} sources with {SOME} runs or more are predicted better than by one rate for each"
 
 
 def _remarks(found: Sequence[PricedRun]) -> Iterator[str]:
