@@ -40,8 +40,7 @@ def validate_verb(runs: RunsPaths, by: By = Rows.SOURCE,
     with progress_bar() as progress:
         found = [one for table in runs for one in predict(table, progress, workers, known)]
     if intervals is not None:
-        names = " ".join(table.name for table in runs)
-        write_atomically(intervals, intervals_text(find_intervals(found), names))
+        write_atomically(intervals, intervals_text(find_intervals(found), [table.name for table in runs]))
     if by is Rows.RUN:
         return show(validation_tables.run_table(found, known), validation_tables.run_rows(found, known), as_json)
     table = Group(validation_tables.score_table(found), "", validation_tables.coverage_table(covered(found)))

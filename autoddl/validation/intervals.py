@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import exp, log
+from textwrap import wrap
 
 import yaml
 
@@ -111,12 +112,13 @@ def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
     return told
 
 
-def intervals_text(intervals: Mapping[str, Interval], tables: str) -> str:
-    """The text of a file of intervals that rest on the runs of some tables, named as they are given to `validate`."""
+def intervals_text(intervals: Mapping[str, Interval], tables: Iterable[str]) -> str:
+    """The text of a file of intervals that rest on the runs of some tables."""
     rows = {name: {**{key: round(getattr(one, key), 3) for key in ("low", "median", "high", "common")},
                    "runs": one.runs, "sources": one.sources} for name, one in intervals.items()}
-    head = (f"# How far published runs were from their predictions as plans: `autoddl validate {tables}\n"
-            "# --intervals FILE` wrote this. intervals.py has the meaning.\n")
+    told = ("How far published runs were from their predictions: `autoddl validate TABLES --intervals FILE`, of "
+            f"{', '.join(tables)}. intervals.py has the meaning.")
+    head = "".join(f"# {line}\n" for line in wrap(told, 118))
     return head + yaml.safe_dump({"regimes": rows}, sort_keys=False)
 
 

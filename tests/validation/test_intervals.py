@@ -93,7 +93,7 @@ def test_a_tie_is_closer_than_what_is_shared() -> None:
 
 def test_the_file_reads_back_and_the_packages_own_has_every_regime(tmp_path: Path) -> None:
     found = rows(tmp_path, "a", (0.9, 1.0, 1.1))
-    text = intervals_text(find_intervals(found), "runs.csv")
+    text = intervals_text(find_intervals(found), ["runs.csv"])
     assert text.startswith("#") and set(yaml.safe_load(text)["regimes"]) == set(REGIMES) == set(known_intervals())
     assert all(one.low < 1.2 and one.high > 0.8 and one.low < one.high for one in known_intervals().values())
     assert interval_of(4, False) == known_intervals()["pipeline"]
