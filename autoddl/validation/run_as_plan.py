@@ -23,7 +23,7 @@ from autoddl.validation.clusters import cluster_of
 from autoddl.validation.layers import Shape
 from autoddl.validation.run_parts import Unpriced, check_degrees, model_shape, schedule_of, single_dtype
 from autoddl.validation.runs import Run
-from autoddl.validation.software import recomputation_of, software_of, visible_share
+from autoddl.validation.software import recomputation_of, software_of, splits_stream, visible_share
 
 __all__ = ["RunPlan"]
 
@@ -92,7 +92,7 @@ def _degrees(run: Run) -> Degrees:
     apart = run.ep if run.experts else 1
     least = _least(software_of(run))
     policy = {"": least, "none": least, "full": FULL}.get(recomputation_of(run), SELECTIVE)
-    return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=run.sequence_parallel and run.tp > 1,
+    return Degrees(tp=run.tp, cp=run.cp, dp=run.dp, ep=apart, pp=run.pp, sp=splits_stream(run),
                    zero=min(run.zero_stage, 2 if run.pp > 1 else 3) if run.dp * run.cp > 1 else 0, recompute=policy)
 
 

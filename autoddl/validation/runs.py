@@ -63,8 +63,8 @@ class Run:
     """Sequences of a step, on all ranks."""
     recompute: str
     """What is computed again for backward, in the table's words and in small letters."""
-    sequence_parallel: bool
-    """Whether the stream between layers is split along the sequence over tp."""
+    sequence_parallel: bool | None
+    """Whether the stream between layers is split along the sequence over tp; None where it is not stated."""
     zero_stage: int
     """Stage of ZeRO, 0 to 3."""
     precision: str
@@ -97,6 +97,8 @@ class Run:
     """Whether every head of queries and keys is normalised."""
     yarn: bool = False
     """Whether positions are scaled as YaRN does, whose factor is part of the rotation."""
+    graphs: bool = False
+    """Whether the whole step is replayed from CUDA graphs."""
     overlap: frozenset[str] | None = None
     """Degrees whose messages are sent beside computation, of OVERLAPS; None: as the program does by default."""
     cluster: str = ""

@@ -44,7 +44,8 @@ MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
            "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_bias", "clamped",
-           "qk_norm", "yarn", "overlap", "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
+           "qk_norm", "yarn", "cuda_graphs", "overlap", "gpus_per_node", "intra_link", "inter_Gbps_per_node",
+           "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""
@@ -157,7 +158,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
         chunks=0 if chunks.startswith("max") else whole("interleave_vp", 1), schedule=row.get("schedule", ""),
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
-        sequence_parallel=_flag(row, "seq_parallel", name), zero_stage=_stage(row.get("zero_stage", ""), name),
+        sequence_parallel=_flag(row, "seq_parallel", name) if row.get("seq_parallel", "").strip() else None,
+        zero_stage=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
         device=device, cluster=row["cluster"],
         gpus_per_node=whole("gpus_per_node", node_of(device, whole("n_gpus"))),
@@ -168,7 +170,8 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         window=whole("window", 0) if row.get("window", "").strip() else facts.window,
         expert_bias=_flag(row, "expert_bias", name, facts.expert_bias),
         clamped=_flag(row, "clamped", name, facts.clamped), qk_norm=_flag(row, "qk_norm", name, facts.qk_norm),
-        yarn=_flag(row, "yarn", name, facts.yarn), overlap=_overlap(row.get("overlap", ""), name))
+        yarn=_flag(row, "yarn", name, facts.yarn), graphs=_flag(row, "cuda_graphs", name),
+        overlap=_overlap(row.get("overlap", ""), name))
     check_run(run, name)
     run = replace(run, seconds=_seconds(row, run, name))
     _check_rate(run, name)

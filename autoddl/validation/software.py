@@ -1,7 +1,7 @@
 """Tells what the training program of a published run does, from the words of its row and `software.yaml`.
 
     program     which kernels are fused, which attention, what is sent while it computes, what `selective` recomputes;
-                a row may say by itself what is sent so
+                a row may say by itself what is sent so, and that CUDA graphs replay the whole step
     recipe      what is recomputed where a row only says that it follows the program's recipe
 
 A program is known by the beginning of its name, the longest that is listed, or by the name of a software profile. Of
@@ -21,8 +21,8 @@ from autoddl.validation.facts import find_beginning, read_facts
 from autoddl.validation.run_parts import narrow_dtype
 from autoddl.validation.runs import Run
 
-__all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "unknown_programs",
-           "visible_share"]
+__all__ = ["PROGRAMS", "RECIPES", "Recipe", "profile_of", "recomputation_of", "software_of", "splits_stream",
+           "unknown_programs", "visible_share"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ def software_of(run: Run) -> Software:
     more = frozenset({"dp"}) if listed in FORCED and run.zero_stage > 1 else frozenset()
     return replace(found, narrow=narrow_dtype(run) or found.narrow, dropout=found.dropout and not run.gated,
                    overlaps=found.overlaps | more if run.overlap is None else run.overlap,
+                   host=0.0 if run.graphs else found.host,
                    rotates_apart=found.rotates_apart or (run.yarn and listed in APART))
 
 
@@ -89,6 +90,15 @@ def profile_of(run: Run) -> str:
     listed = _listed(run.framework)
     name = LATER[listed] if listed in LATER and _multiplies_float8(run) else _PROFILES.get(listed, UNKNOWN)
     return f"{name}-compiled" if _is_compiled(run) and f"{name}-compiled" in SOFTWARE else name
+
+
+def splits_stream(run: Run) -> bool:
+    """Whether the stream between layers is split along the sequence over tp.
+
+    Where a row does not say so, it is by programs with fused attention, which is younger (Korthikanti et al. 2022).
+    """
+    said = run.sequence_parallel
+    return run.tp > 1 and (software_of(run).attention != "products" if said is None else said)
 
 
 def _is_compiled(run: Run) -> bool:

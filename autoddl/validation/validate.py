@@ -26,7 +26,7 @@ from autoddl.validation.run_parts import Unpriced
 from autoddl.validation.runs import Run
 from autoddl.validation.runs_file import read_runs
 from autoddl.validation.scores import PricedRun
-from autoddl.validation.software import recomputation_of
+from autoddl.validation.software import recomputation_of, splits_stream
 
 __all__ = ["assume_recomputation", "beyond_memory", "price_run", "settled", "validate"]
 
@@ -73,7 +73,7 @@ def beyond_memory(run: Run, nbytes: float) -> str:
         return ""
     looked_at = [f"zero_stage {run.zero_stage}"] * (run.dp * run.cp > 1 and run.zero_stage < 3)
     looked_at += [f"recompute {run.recompute}"] * (recomputation_of(run) != FULL)
-    looked_at += [f"seq_parallel {run.sequence_parallel:d}"] * (run.tp > 1 and not run.sequence_parallel)
+    looked_at += ["seq_parallel 0"] * (run.tp > 1 and not splits_stream(run))
     return (f"does not fit as it is described: {show_bytes(nbytes)} on a device of {show_bytes(memory)}; look at "
             + ", ".join([*looked_at, f"microbatch {run.microbatch}", f"precision {run.precision}"]))
 
@@ -83,12 +83,12 @@ def settled(run: Run) -> tuple[Run, int]:
 
     Raises Unpriced or InputError with the reason where there are none.
     """
-    run = assume_recomputation(run)
-    return run, run.microbatch or _fastest_microbatch(run)
+    size = run.microbatch or _fastest_microbatch(run if recomputation_of(run) else replace(run, recompute="none"))
+    return assume_recomputation(replace(run, microbatch=size)), size
 
 
 def assume_recomputation(run: Run) -> Run:
-    """Returns a run that says what it recomputes.
+    """Returns a run, whose microbatch is known, that says what it recomputes.
 
     One that does not say so recomputes only where it would not fit otherwise, and in as few layers of a stage as then
     fit.
@@ -96,8 +96,6 @@ def assume_recomputation(run: Run) -> Run:
     if recomputation_of(run):
         return run
     plain, full = replace(run, recompute="none"), replace(run, recompute="full")
-    if not run.microbatch:
-        return plain
     most = bytes_as_plan(plain, run.microbatch)
     beyond, layers = most - SURE * cluster_of(run).device.memory, -(-run.layers // run.pp)
     if beyond <= 0:
@@ -108,15 +106,19 @@ def assume_recomputation(run: Run) -> Run:
 
 
 def _fastest_microbatch(run: Run) -> int:
-    """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits."""
+    """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits.
+
+    Where none fits by the memory model it is the least.
+    """
     memory = cluster_of(run).device.memory
-    seconds, reasons = dict[int, float](), []
+    seconds, known, reasons = dict[int, float](), list[int](), []
     for size in (size for size in MICROBATCHES if run.batch // run.dp % size == 0):
         try:
             if bytes_as_plan(run, size) <= memory:
                 seconds[size] = price_as_plan(run, size)
+            known.append(size)
         except Unpriced as error:
             reasons.append(error)
-    if not seconds:
-        raise reasons[0] if reasons else Unpriced("no microbatch is stated, and none fits the device")
-    return min(seconds, key=lambda size: seconds[size])
+    if not known:
+        raise reasons[0]
+    return min(seconds, key=lambda size: seconds[size]) if seconds else known[0]

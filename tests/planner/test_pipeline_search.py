@@ -254,6 +254,8 @@ def test_parts_of_a_cluster_take_its_outer_levels_first() -> None:
     assert parse_cluster(stage_cluster(cluster, 8).to_yaml(), "text") == stage_cluster(cluster, 8)
     with pytest.raises(InputError, match="whole factors"):
         stage_cluster(cluster, 3)
+    mesh = parse_cluster(cluster.to_yaml().replace("topology: switch", "topology: hybrid-cube-mesh"), "cubes")
+    assert mesh.levels[0].topology == "hybrid-cube-mesh" and stage_cluster(mesh, 256).levels[0].size == 4
 
 
 def test_parts_of_different_sizes_tile_a_cluster_and_each_is_a_cluster() -> None:

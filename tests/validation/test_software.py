@@ -9,13 +9,21 @@ from held import moved
 from published import run
 
 from autoddl.cost_models import elementwise_seconds
+from autoddl.cost_models.software import SOFTWARE
 from autoddl.operators.expert_rows import BIASED, CLAMPED, clamped_gates, expert_products
 from autoddl.schedule.run_step import ROTATED, joined_bytes, ordered_bytes, run_parts
 from autoddl.validation import software
 from autoddl.validation.as_plan import flat_graphs, flat_plan, price_as_plan
 from autoddl.validation.clusters import cluster_of
 from autoddl.validation.run_as_plan import RunPlan
-from autoddl.validation.software import PROGRAMS, profile_of, recomputation_of, software_of, visible_share
+from autoddl.validation.software import (
+    PROGRAMS,
+    profile_of,
+    recomputation_of,
+    software_of,
+    splits_stream,
+    visible_share,
+)
 from autoddl.validation.templates import model_graph
 from autoddl.validation.validate import assume_recomputation
 
@@ -313,3 +321,16 @@ def test_shards_of_a_sequence_are_joined_and_cut_by_copies(tmp_path: Path, shard
                 for each in (flat_plan(asked, graph) for graph in flat_graphs(made, asked)))
     each = 2 * 4 * LENGTH * WIDTH * 2
     assert [(b - a) / each for a, b in zip(one, two, strict=True)] == streams
+
+
+@pytest.mark.parametrize(("framework", "said", "split"), [
+    ("Megatron-LM", "", False), ("NeMo", "", True), ("NeMo", 0, False), ("Megatron-LM", 1, True)])
+def test_a_row_or_its_program_tells_whether_the_stream_is_split(tmp_path: Path, framework: str, said: int | str,
+                                                                split: bool) -> None:
+    one = run(tmp_path, framework=framework, seq_parallel=said)
+    assert one.tp > 1 and splits_stream(one) == split and not splits_stream(replace(one, tp=1))
+
+
+def test_graphs_of_the_whole_step_need_no_host(tmp_path: Path) -> None:
+    plain, graphs = (run(tmp_path, framework="Megatron-Bridge", cuda_graphs=word) for word in ("", 1))
+    assert software_of(plain).host > software_of(graphs).host == SOFTWARE["megatron-bridge-graphs"].host == 0.0

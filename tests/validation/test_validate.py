@@ -87,8 +87,13 @@ def test_a_price_follows_what_a_run_does(tmp_path: Path) -> None:
 def test_a_microbatch_that_is_not_stated_is_found(tmp_path: Path) -> None:
     found = price_run(run(tmp_path, microbatch="", recompute="full"))
     assert found.seconds is not None and found.reason == ""
-    huge = price_run(run(tmp_path, microbatch="", layers=4000))
-    assert huge.seconds is None and "none fits" in huge.reason
+
+
+def test_where_no_microbatch_fits_the_least_has_a_price_and_a_remark(tmp_path: Path) -> None:
+    huge = price_run(run(tmp_path, microbatch="", layers=400, recompute="none"))
+    assert huge.seconds is not None and huge.run.microbatch == 1 and "does not fit as it is described" in huge.remark
+    recomputing = price_run(run(tmp_path, microbatch="", layers=400))
+    assert recomputing.run.recompute == "full" and recomputing.run.microbatch == 1
 
 
 @pytest.mark.parametrize(("changed", "message"), [
