@@ -18,9 +18,10 @@ source that is moved most, and the mean of the sources' errors, over all sources
 """
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from unittest.mock import patch
@@ -32,7 +33,7 @@ from autoddl.cost_models import software
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.cost_models.software import SLOWDOWN
 from autoddl.planner.process_pool import mapper
-from autoddl.pricing import beside, price
+from autoddl.pricing import price
 from autoddl.schedule import run_step
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -45,41 +46,51 @@ KINDS = {"V100": ("V100",), "A100": ("A100", "A800"), "H100": ("H100", "H800", "
 """Device whose products were fitted -> beginnings of the devices with its figure."""
 FACTORS = {"attention": "attention", "elementwise": "memory", "host": "host"}
 """Constant -> the constant of a profile."""
-Errors = dict[str, list[tuple[Run, float]]]
-"""By source, runs and their predicted seconds."""
+NAMES = (*(f"products {kind}" for kind in KINDS), *FACTORS, "slowdown", "flash-1")
+MOVES = (1 / 1.1, 1.1)
 
 
-def seconds(run: Run, profile: Profile = SHIPPED) -> float | None:
-    """Predicted seconds of a run, whose plan is chosen with the package's own constants; None without a price."""
-    try:
-        chosen, microbatch = settled(run)
-        return price_as_plan(chosen, microbatch, profile, SHIPPED)
-    except (Unpriced, InputError):
-        return None
-
-
-@contextmanager
-def moved(name: str, factor: float) -> Iterator[None]:
-    """Processes that start meanwhile have another slowdown, or a slower FlashAttention-1."""
-    with ExitStack() as stack:
-        if name == "slowdown":
-            for module in (software, beside, price, run_step):
-                stack.enter_context(patch.object(module, "SLOWDOWN", SLOWDOWN * factor))
-        elif name == "flash-1":
-            slower = {**software.SLOWER, name: software.SLOWER[name] * factor}
-            stack.enter_context(patch.object(software, "SLOWER", slower))
-        yield
-
-
-def priced(runs: Sequence[Run], name: str, factor: float, workers: int) -> list[float | None]:
-    """Predicted seconds of runs with a constant that costs `factor` times as much."""
+def profile_of(run: Run, name: str, factor: float) -> Profile:
+    """The package's constants, with one that costs `factor` times as much where a run has it."""
+    if name in FACTORS:
+        return SHIPPED.times(FACTORS[name], factor)
     kinds = KINDS.get(name.removeprefix("products "), ())
-    profile = SHIPPED.times("matmul", factor) if kinds else SHIPPED.times(FACTORS[name], factor) \
-        if name in FACTORS else SHIPPED
-    asked = [run for run in runs if not kinds or cluster_of(run).device.name.startswith(kinds)]
-    with moved(name, factor), mapper(partial(seconds, profile=profile), workers) as of:
-        found = dict(zip(map(id, asked), of(asked), strict=True))
-    return [found.get(id(run)) for run in runs]
+    return SHIPPED.times("matmul", factor) if cluster_of(run).device.name.startswith(kinds or "-") else SHIPPED
+
+
+def moved_seconds(run: Run, slowdown: float = 1.0) -> dict[tuple[str, float], float]:
+    """Seconds of a run by what is moved and how far, whose plan is chosen as the package has it; none without a price.
+
+    Prices are remembered in a process, which has one `slowdown`: by this factor what runs at once takes longer.
+    """
+    with ExitStack() as stack:
+        for module in (price, run_step):
+            stack.enter_context(patch.object(module, "SLOWDOWN", SLOWDOWN * slowdown))
+        try:
+            chosen, microbatch = settled(run)
+            if slowdown != 1.0:
+                return {("slowdown", slowdown): price_as_plan(chosen, microbatch)}
+            found = {("", 1.0): price_as_plan(chosen, microbatch)}
+            for name, factor in product((one for one in NAMES if one != "slowdown"), MOVES):
+                slower = dict(software.SLOWER)
+                if name in slower:
+                    slower[name] *= factor
+                with patch.object(software, "SLOWER", slower):
+                    found[name, factor] = price_as_plan(chosen, microbatch, profile_of(run, name, factor), SHIPPED)
+            return found
+        except (Unpriced, InputError):
+            return {}
+
+
+def priced(runs: Sequence[Run], workers: int) -> dict[tuple[str, float], list[float]]:
+    """By what is moved and how far, seconds of the runs; those of runs without a price are left out everywhere."""
+    found: list[dict[tuple[str, float], float]] = [{} for _ in runs]
+    for slowdown in (1.0, *MOVES):
+        with mapper(partial(moved_seconds, slowdown=slowdown), workers) as of:
+            for known, more in zip(found, of(runs), strict=True):
+                known |= more
+    keys = dict.fromkeys(key for known in found for key in known)
+    return {key: [known.get(key, 0.0) for known in found] for key in keys}
 
 
 def by_source(runs: Sequence[Run], figures: Sequence[float]) -> dict[str, float]:
@@ -97,17 +108,20 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
     every = taken([run for table in asked.tables for run in read_runs(table)], asked.every)
-    known = [(run, one) for run, one in zip(every, priced(every, "", 1.0, asked.workers), strict=True) if one]
-    runs, before = [run for run, _ in known], [one for _, one in known]
+    found = priced(every, asked.workers)
+    runs = [run for run, one in zip(every, found["", 1.0], strict=True) if one]
 
-    def error(found: Sequence[float]) -> float:
+    def of(name: str, factor: float) -> list[float]:
+        return [one for one, same in zip(found[name, factor], found["", 1.0], strict=True) if same]
+
+    def error(seconds: Sequence[float]) -> float:
         return fmean(by_source(runs, [abs(one / run.seconds - 1)
-                                      for run, one in zip(runs, found, strict=True)]).values())
+                                      for run, one in zip(runs, seconds, strict=True)]).values())
 
+    before = of("", 1.0)
     print(f"{len(runs)} runs of {len(by_source(runs, before))} sources, {100 * error(before):.2f} % off")
-    for name in (*(f"products {kind}" for kind in KINDS), *FACTORS, "slowdown", "flash-1"):
-        less, more = ([one or same for one, same in zip(priced(runs, name, factor, asked.workers), before, strict=True)]
-                      for factor in (1 / 1.1, 1.1))
+    for name in NAMES:
+        less, more = (of(name, factor) for factor in MOVES)
         longer = [after / same - 1 for after, same in zip(more, before, strict=True)]
         hit = [(run, one) for run, one in zip(runs, longer, strict=True) if abs(one) >= 1e-3]
         means = by_source([run for run, _ in hit], [one for _, one in hit])
