@@ -148,7 +148,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         return _whole(row, column, name, default)
 
     heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
-    chunks, device = row.get("interleave_vp", "").strip(), _device_name(row, name)
+    chunks, device = _chunks(row, name), _device_name(row, name)
     run = Run(
         row=row.get("row_id", "") or where.rpartition(" ")[2], source=row.get("source_id", ""), model=row["model"],
         workload=row.get("workload", ""), framework=row.get("framework", ""), layers=whole("layers"), hidden=hidden,
@@ -156,7 +156,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         gated=_flag(row, "gated_ffn", name), vocab=whole("vocab", 51200), seq=whole("seq"),
         experts=whole("moe_experts", 0), top_k=whole("moe_topk", 0), gpus=whole("n_gpus"), dp=whole("dp"),
         tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
-        chunks=0 if chunks.startswith("max") else whole("interleave_vp", 1), schedule=row.get("schedule", ""),
+        chunks=chunks, schedule=row.get("schedule", ""),
         microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
         sequence_parallel=_flag(row, "seq_parallel", name) if row.get("seq_parallel", "").strip() else None,
         zero_stage=_stage(row.get("zero_stage", ""), name),
@@ -225,6 +225,13 @@ def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) 
     if text not in (*YES, *NO):
         raise InputError(f"{where}: {name} is {row[name]!r}; write 1 or 0, or leave it empty")
     return text in YES if text else default
+
+
+def _chunks(row: Mapping[str, str], where: str) -> int:
+    """Chunks of layers of a pipeline rank; 0 for as many as there are layers, also where a schedule is interleaved and
+    nothing says how often."""
+    text, interleaved = row.get("interleave_vp", "").strip(), row.get("schedule", "").lower().startswith("interleaved")
+    return 0 if text.startswith("max") or (interleaved and not text) else _whole(row, "interleave_vp", where, 1)
 
 
 def _device_name(row: Mapping[str, str], where: str) -> str:

@@ -116,3 +116,10 @@ def test_columns_of_ones_own_are_left_alone(tmp_path: Path) -> None:
 def test_an_unknown_device_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"did you mean 'H100', .*\? Any other .* device: \{name, memory"):
         cluster_of(run(tmp_path, gpu_type="H-100"))
+
+
+@pytest.mark.parametrize(("schedule", "told", "chunks"), [
+    ("1F1B", "", 1), ("interleaved", "", 0), ("interleaved", 2, 2), ("", "max", 0)])
+def test_an_interleaved_schedule_has_as_many_chunks_as_there_are_layers(tmp_path: Path, schedule: str,
+                                                                       told: int | str, chunks: int) -> None:
+    assert run(tmp_path, schedule=schedule, interleave_vp=told).chunks == chunks
