@@ -37,7 +37,8 @@ class Kernel:
 
         kind      one of `kernel.KINDS`
         shape     (batch, m, n, k) of a matmul, or of the matmul to which a convolution amounts;
-                  (batch * heads, queries, keys, head size, causal) of attention; () of memory
+                  (batch * heads, queries, keys, head size, causal) of attention, whose head size is the mean of the
+                  widths of keys and values; () of memory
         flops     multiplications and additions
         nbytes    bytes read and written
         dtype     dtype of the operands

@@ -69,7 +69,7 @@ LEAST = 64
 """Queries, and keys, that one instruction of tensor cores multiplies at least: 64 rows on Hopper (PTX, wgmma), and the
 least block of FlashAttention-2's kernels (flash_fwd_launch_template.h). What is beyond the last is computed too."""
 HEAD = 128
-"""Width of the heads at which a device reaches its efficiency of attention."""
+"""Width of the heads at which a device reaches its efficiency of attention; the mean of keys' and values' width."""
 
 
 @lru_cache(maxsize=500_000)

@@ -1,6 +1,7 @@
 """Counts the kernels of attention: of one call, and of queries that are split along the sequence (`ring`).
 
-    flops    4 * batch * heads * queries * keys * head size      both products, backward 2.5 times as many (Dao 2023)
+    flops    2 * batch * heads * queries * keys * (a + b)        a: width of queries and keys, b: of values
+             backward with 3 a + 2 b in place of a + b           2.5 times as many where a = b (Dao 2023)
              half of it where causal, if all queries are here
              of FlexAttention the share of the blocks that its mask leaves, on the busiest rank
     split    a kernel for each block, what adds it to the others, and the copies of halves that are cut and joined
@@ -46,7 +47,7 @@ def ring_work(op: Op, graph: Graph, inputs: Shapes, flows: bool) -> tuple[Kernel
         part = block.queries / queries, block.keys / inputs[1][-2]
         read, out = (part[0] * sizes.q + part[1] * joined) * size, part[0] * sizes.out * size
         forward.append(_kernel(inputs, block, read + out, share))
-        backward.append(attention_backward(forward[-1], 2 * read + 2 * out))
+        backward.append(attention_backward(forward[-1], inputs, 2 * read + 2 * out))
         rows = 0.75 if sizes.trades and not sizes.gathered and op.target != FLEXIBLE else part[0]
         forward += [KernelWork(0.0, rows * merged, name="add")] * (turn > 0)
         backward.append(KernelWork(0.0, (part[0] * sizes.q + part[1] * joined) * (2 * wide + size), name="add"))
@@ -67,17 +68,23 @@ def _blocks(op: Op, graph: Graph, sizes: RingSizes, inputs: Shapes) -> tuple[flo
 
 
 def _kernel(inputs: Shapes, block: Block, moved: float, share: float) -> KernelWork:
-    """The kernel of a block, of whose keys a share is computed; of a causal one half is skipped."""
-    *batch, _, size = inputs[0]
+    """The kernel of a block, of whose keys a share is computed; of a causal one half is skipped.
+
+    Its head size is the mean of both widths."""
+    batch, size = inputs[0][:-2], (inputs[0][-1] + inputs[2][-1]) / 2
     flops = 4.0 * prod(batch) * block.queries * size * block.keys / (1 + block.causal) * share
     keys = max(1, round(block.keys * share))
-    return KernelWork(flops, moved, "attention", (prod(batch), block.queries, keys, size, int(block.causal)),
+    return KernelWork(flops, moved, "attention", (prod(batch), block.queries, keys, round(size), int(block.causal)),
                       name=f"attention {'causal' if block.causal else 'full'}")
 
 
-def attention_backward(forward: KernelWork, moved: float) -> KernelWork:
-    """The kernel that computes the gradients of a block."""
-    return KernelWork(2.5 * forward.flops, moved, "attention backward", forward.shape, name=f"{forward.name} backward")
+def attention_backward(forward: KernelWork, inputs: Shapes, moved: float) -> KernelWork:
+    """The kernel that computes the gradients of a block.
+
+    Scores again and the gradients of queries and keys are as wide as these, the other two products as values."""
+    keys, values = inputs[0][-1], inputs[2][-1]
+    return KernelWork((3 * keys + 2 * values) / (keys + values) * forward.flops, moved, "attention backward",
+                      forward.shape, name=f"{forward.name} backward")
 
 
 def written_attention(op: Op, graph: Graph, inputs: Shapes) -> tuple[Kernels, Kernels]:

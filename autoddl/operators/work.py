@@ -3,7 +3,7 @@
     flops   matmul family   2 * batch * m * n * k                                       (multiply and add)
             einsum          the same, by where a letter stands: batch in both factors and the output, m and n in one
                             factor and the output, k in both factors alone; of more than two, all sizes multiplied
-            attention       4 * batch * heads * queries * keys * head size              (`attention_work`)
+            attention       2 * batch * heads * queries * keys * (a + b): widths of keys and values (`attention_work`)
             convolution     2 * elements of the output * input channels / groups * kernel elements
             transposed      2 * elements of the input * output channels / groups * kernel elements
             experts         those of both products, on the rows of `expert_sizes` (`expert_work`)
@@ -14,7 +14,7 @@
             others          none: they are bound by the bytes they move, a Fourier transform too
     bytes   every tensor of the kernel once
     backward of C = A B  (m, k) (k, n): A' = C' B^T is (m, n, k), a product along n; B' = A^T C' is (k, m, n), along m;
-                 of a convolution the same; of attention 2.5 forwards in one kernel (Dao 2023)
+                 of a convolution the same; of attention one kernel (`attention_work`)
              of others: one kernel reads the outputs' gradients and what was kept, and writes the inputs' gradients
 
 A view moves nothing and launches nothing, but the gradient of what was cut is put together. What an op keeps follows
@@ -273,7 +273,7 @@ def work(op: Op, graph: Graph, inputs: Shapes, outputs: Shapes, differentiable: 
         kept += written
     nbytes = written + kept + sum(read[k] for k in needs)
     if name in _ATTENTION:
-        return (forward,), (attention_backward(forward, nbytes),)
+        return (forward,), (attention_backward(forward, inputs, nbytes),)
     if forward.kind == "matmul":
         return (forward,), (_as_product(2 * forward.flops, nbytes, outputs[0]),)
     after = forward.name if forward.name == "add" else f"{forward.name} backward"  # gradients that add up elsewhere

@@ -3,7 +3,9 @@
     layer       x + attention(norm(x)), then x + mlp(norm(x))                        Vaswani et al. 2017, pre-norm
     attention   fused: scaled_dot_product_attention; else two products around a softmax and its dropout, and perhaps a
                 division and a mask as operators of their own; keys and values of a group are copied for each query then
-    mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`
+    latent      keys and values, and perhaps queries, from a narrow row that is normalised    DeepSeek-V2, 2024
+    mlp         up, activation, down; gated: activation(gate) * up; experts: each token through `top` of `experts`,
+                and perhaps through an MLP that all tokens share
     head        norm, logits, mean loss of the next token, or in an encoder of the token itself
 
 Shapes are those of one microbatch: x is (batch, length, width). All experts get the same number of tokens, as the
@@ -11,7 +13,7 @@ routers of benchmarks are forced to do. With `batch` microbatches of as many ran
 of another.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +66,20 @@ class Shape:
     activation: str = "gelu"
     """`gelu`, or `relu` for a squared relu, where nothing is gated."""
     row_dtype: str = ""
-    """Dtype of the rows of experts and of their probabilities; empty for that of the stream."""
+    """Dtype of the rows of experts, of their probabilities and of the rotation of latent attention; empty for that of
+    the stream."""
     head_dim: int = 0
-    """Width of a head; 0 for width / heads."""
+    """Width of a head; 0 for width / heads. Of latent attention, the part of queries and keys that is not turned."""
+    q_rank: int = 0
+    """Width of the row that queries of latent attention are made from; 0 for the stream."""
+    kv_rank: int = 0
+    """Width of the row that keys and values are made from; 0 where attention is not latent."""
+    rope_dim: int = 0
+    """Width of the part of queries that is turned, and of the keys' part that all heads share."""
+    v_dim: int = 0
+    """Width of the values of a head of latent attention."""
+    shared: int = 0
+    """Width between up and down of an MLP that every token passes besides its experts; 0 for none."""
     low_norms: bool = False
     """Whether norms compute in the dtype of the stream under autocast too, without casts."""
     written_out: bool = False
@@ -81,6 +94,30 @@ class Shape:
         """Width of a head."""
         return self.head_dim or self.width // self.heads
 
+    @property
+    def key_width(self) -> int:
+        """Width of a head of queries and keys, with the part of latent attention that is turned."""
+        return self.head_width + self.rope_dim
+
+
+def _mask(shape: Shape) -> nn.Buffer | None:
+    """The mask of attention where it is an operator's."""
+    return nn.Buffer(torch.empty(1, 1, shape.length, shape.length)) if shape.masks_apart else None
+
+
+def _attended(shape: Shape, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Queries that attend to keys, in one kernel or written out: (batch, length, heads times width of values)."""
+    each = q.shape[1] // k.shape[1]
+    if shape.fused:
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=each > 1)
+    else:
+        k, v = (part.repeat_interleave(each, 1) if each > 1 else part for part in (k, v))
+        scores = q @ k.transpose(-1, -2)
+        if mask is not None:
+            scores = scores / shape.key_width ** 0.5 * mask
+        y = F.dropout(F.softmax(scores, dim=-1), 0.1, shape.dropout) @ v
+    return y.transpose(1, 2).reshape(q.shape[0], q.shape[2], -1)
+
 
 class Attention(nn.Module):
     """Queries, keys and values of a group in one product; keys and values may have fewer heads. A rotation of queries
@@ -92,9 +129,8 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(shape.width, (shape.heads + 2 * shape.kv_heads) * shape.head_width, bias=shape.bias)
         self.o = nn.Linear(shape.heads * shape.head_width, shape.width, bias=False)
         self.turn = nn.Buffer(torch.empty(shape.length, shape.head_width)) if shape.gated else None
-        self.mask = nn.Buffer(torch.empty(1, 1, shape.length, shape.length)) if shape.masks_apart else None
-        norm = NormInRows if shape.written_out else nn.RMSNorm
-        self.norms = nn.ModuleList(norm(shape.head_width) for _ in range(2 * shape.qk_norm))
+        self.mask = _mask(shape)
+        self.norms = nn.ModuleList(_row_norm(shape, shape.head_width) for _ in range(2 * shape.qk_norm))
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -106,16 +142,53 @@ class Attention(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if self.turn is not None:
             q, k = (_turned(part, self.turn, shape.written_out) for part in (q, k))
-        if shape.fused:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=each > 1)
-        else:
-            k, v = (part.repeat_interleave(each, 1) if each > 1 else part for part in (k, v))
-            scores = q @ k.transpose(-1, -2)
-            if self.mask is not None:
-                scores = scores / shape.head_width ** 0.5 * self.mask
-            y = F.dropout(F.softmax(scores, dim=-1), 0.1, shape.dropout) @ v
-        done: Tensor = self.o(y.transpose(1, 2).reshape(batch, length, -1))
+        done: Tensor = self.o(_attended(shape, q, k, v, self.mask))
         return done
+
+
+class LatentAttention(nn.Module):
+    """Queries, keys and values from narrow rows; every head has the same turned part of the keys beside its own.
+
+    Where kernels turn queries in their place (Megatron-Core, fused_mla_yarn_rope_apply.py), their rotation is one
+    multiplication. Written out, both parts are cut and joined. A key's parts are joined either way.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.shape, heads, rope = shape, shape.heads, shape.rope_dim
+        self.q_a = nn.Linear(shape.width, shape.q_rank, bias=False) if shape.q_rank else None
+        self.q_norm = _row_norm(shape, shape.q_rank) if shape.q_rank else None
+        self.q_b = nn.Linear(shape.q_rank or shape.width, heads * shape.key_width, bias=False)
+        self.kv_a = nn.Linear(shape.width, shape.kv_rank + rope, bias=False)
+        self.kv_norm = _row_norm(shape, shape.kv_rank)
+        self.kv_b = nn.Linear(shape.kv_rank, heads * (shape.head_width + shape.v_dim), bias=False)
+        self.o = nn.Linear(heads * shape.v_dim, shape.width, bias=False)
+        self.turn = nn.Buffer(torch.empty(shape.length, rope))
+        self.turn_heads = None if shape.written_out else nn.Buffer(torch.empty(shape.length, shape.key_width))
+        self.mask = _mask(shape)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape, (batch, length, _) = self.shape, x.shape
+        narrow, shared = self.kv_a(x).split((shape.kv_rank, shape.rope_dim), -1)
+        made = self.kv_b(self.kv_norm(narrow)).view(batch, length, shape.heads, -1).transpose(1, 2)
+        own, v = made.split((shape.head_width, shape.v_dim), -1)
+        shared = _turned(shared.unsqueeze(1), self._low(self.turn), shape.written_out)
+        k = torch.cat((own, shared.expand(batch, shape.heads, length, shape.rope_dim)), -1)
+        done: Tensor = self.o(_attended(shape, self._queries(x), k, v, self.mask))
+        return done
+
+    def _queries(self, x: Tensor) -> Tensor:
+        """(batch, heads, length, width of keys)."""
+        rows = x if self.q_a is None or self.q_norm is None else self.q_norm(self.q_a(x))
+        q: Tensor = self.q_b(rows).view(*x.shape[:2], self.shape.heads, -1).transpose(1, 2)
+        if self.turn_heads is not None:
+            return q * self._low(self.turn_heads)
+        own, last = q.split((self.shape.head_width, self.shape.rope_dim), -1)
+        return torch.cat((own, _turned(last, self._low(self.turn), self.shape.written_out)), -1)
+
+    def _low(self, turn: Tensor) -> Tensor:
+        """A rotation in the dtype of products, so that both parts of a head have it."""
+        return turn.to(getattr(torch, self.shape.row_dtype)) if self.shape.row_dtype else turn
 
 
 class Dense(nn.Module):
@@ -198,10 +271,15 @@ def _turned(x: Tensor, turn: Tensor, written_out: bool) -> Tensor:
     return (x.float() * turn).to(x.dtype) if written_out else x * turn
 
 
+def _row_norm(shape: Shape, width: int) -> nn.RMSNorm:
+    """A norm without means of rows of a width."""
+    return (NormInRows if shape.written_out else nn.RMSNorm)(width)
+
+
 def _norm(shape: Shape) -> nn.Module:
     """The norm of a model."""
     if shape.gated:
-        return (NormInRows if shape.written_out else nn.RMSNorm)(shape.width)
+        return _row_norm(shape, shape.width)
     return (LowNorm if shape.low_norms else nn.LayerNorm)(shape.width)
 
 
@@ -211,13 +289,16 @@ class Block(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.first, self.second = _norm(shape), _norm(shape)
-        self.attention = Attention(shape)
+        self.attention = LatentAttention(shape) if shape.kv_rank else Attention(shape)
         self.mlp = Experts(shape) if shape.experts else Dense(shape)
+        self.shared = Dense(replace(shape, hidden=shape.shared, bias=False)) if shape.shared else None
         self.dropout = shape.dropout
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + F.dropout(self.attention(self.first(x)), 0.1, self.dropout)
-        return x + F.dropout(self.mlp(self.second(x)), 0.1, self.dropout)
+        y = self.second(x)
+        done = self.mlp(y) if self.shared is None else self.mlp(y) + self.shared(y)
+        return x + F.dropout(done, 0.1, self.dropout)
 
 
 class Decoder(nn.Module):

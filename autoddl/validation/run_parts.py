@@ -37,7 +37,7 @@ class Unpriced(Exception):
 
 def check_degrees(run: Run) -> None:
     """Raises Unpriced where the model cannot be split into as many parts as the degrees say."""
-    kv, stages = run.kv_heads, run.pp * schedule_of(run)[1]
+    kv, stages = run.heads if run.kv_rank else run.kv_heads, run.pp * schedule_of(run)[1]
     if run.heads % run.tp:
         raise Unpriced(f"tp {run.tp} does not divide {run.heads} heads, and each rank of tp has equally many: write a "
                        "tp that divides them")
@@ -65,23 +65,32 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     if not find_beginning(run.precision, PRECISIONS):
         raise Unpriced(f"the precision {run.precision!r} has no price; those that have one begin with "
                        + ", ".join(PRECISIONS))
-    if "MLA" in run.workload:
-        raise Unpriced("multi-head latent attention is no layer of this table")
+    if "MLA" in run.workload and not run.kv_rank:
+        raise Unpriced(f"the workload {run.workload!r} says MLA, and the ranks of its latent attention are not "
+                       "known by the model's name: fill q_rank, kv_rank, rope_dim, v_dim and head_dim")
     if other := OTHERS.search(run.workload):
         raise Unpriced(f"the workload {run.workload!r} names {other[0]}, and rows are of decoders or encoders alone: "
                        "plan the model itself, with `autoddl plan MODEL.py:FACTORY CLUSTER --mine DEGREES`")
     if run.experts and (run.seq * run.top_k) % run.experts:
         raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
     return Shape(
-        width=run.hidden, heads=run.heads, kv_heads=max(run.kv_heads, run.tp), hidden=run.ffn,
+        width=run.hidden, heads=run.heads, kv_heads=run.heads if run.kv_rank else max(run.kv_heads, run.tp),
+        hidden=run.ffn,
         vocab=-(-run.vocab // pad) * pad, batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout,
         masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
-        row_dtype="bfloat16" if run.experts and not software.trains_in_half and not single_dtype(run) else "",
+        row_dtype=_row_dtype(run, software),
         activation="relu" if "ReLU" in run.workload else "gelu", head_dim=run.head_dim,
+        q_rank=run.q_rank, kv_rank=run.kv_rank, rope_dim=run.rope_dim, v_dim=run.v_dim, shared=run.shared_ffn,
         low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses,
         causal=not is_encoder(run), dtype="float32")
+
+
+def _row_dtype(run: Run, software: Software) -> str:
+    """Dtype of rows of experts and of latent attention's rotation, where the stream has another one; else empty."""
+    low = (run.experts or run.kv_rank) and not software.trains_in_half and not single_dtype(run)
+    return "bfloat16" if low else ""
 
 
 def is_encoder(run: Run) -> bool:

@@ -86,7 +86,7 @@ class Run:
     recomputed_share: float = 1.0
     """Share of the layers that full recomputation repeats."""
     head_dim: int = 0
-    """Width of one head; 0 for hidden / heads."""
+    """Width of one head; 0 for hidden / heads. Of latent attention, the part of queries and keys that is not turned."""
     window: int = 0
     """Keys that a query sees in every other layer; 0 for all."""
     expert_bias: bool = False
@@ -99,10 +99,25 @@ class Run:
     """Whether positions are scaled as YaRN does, whose factor is part of the rotation."""
     graphs: bool = False
     """Whether the whole step is replayed from CUDA graphs."""
+    q_rank: int = 0
+    """Width of the row that queries of latent attention are made from; 0 for the stream."""
+    kv_rank: int = 0
+    """Width of the row that keys and values are made from; 0 where attention is not latent."""
+    rope_dim: int = 0
+    """Width of the part of queries and keys of latent attention that is turned."""
+    v_dim: int = 0
+    """Width of the values of a head of latent attention."""
+    shared_ffn: int = 0
+    """Width of an MLP that every token passes besides its experts; 0 for none."""
     overlap: frozenset[str] | None = None
     """Degrees whose messages are sent beside computation, of OVERLAPS; None: as the program does by default."""
     cluster: str = ""
     """Text of the cluster's file; empty where device, link and network say what it is."""
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.head_dim or self.hidden // self.heads
 
 
 OVERLAPS = ("tp", "dp", "cp", "ep")
@@ -124,3 +139,17 @@ def check_run(run: Run, where: str) -> None:
         raise InputError(f"{where}: {run.experts} experts are no multiple of ep {run.ep}; let them divide")
     if run.heads % run.kv_heads:
         raise InputError(f"{where}: {run.heads} heads are no multiple of {run.kv_heads} kv_heads; let them divide")
+    _check_parts(run, where)
+
+
+def _check_parts(run: Run, where: str) -> None:
+    """Raises InputError for a shared MLP without experts, and for a part of the widths of latent attention."""
+    if run.shared_ffn and not run.experts:
+        raise InputError(f"{where}: shared_ffn is {run.shared_ffn}, and the row has no experts that it stands beside; "
+                         "fill moe_experts and moe_topk, or write the MLP's width as ffn")
+    needed = {"kv_rank": run.kv_rank, "rope_dim": run.rope_dim, "v_dim": run.v_dim}
+    told = [name for name, width in {"q_rank": run.q_rank, **needed}.items() if width]
+    missing = [name for name, width in needed.items() if not width]
+    if told and missing:
+        raise InputError(f"{where}: {' and '.join(told)} are of latent attention, which has a {missing[0]} too; fill "
+                         f"{', '.join(missing)}, or write 0 in all four")

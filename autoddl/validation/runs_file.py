@@ -9,18 +9,20 @@ An empty field stands for
     cp, ep, interleave_vp   1                                 kv_heads   as many as heads
     vocab                   51200 (GPT-2's, padded)           ffn        4 * hidden
     zero_stage, window      0                                 head_dim   hidden / heads
+    q_rank, kv_rank, rope_dim, v_dim, shared_ffn              0: no latent attention, no MLP beside the experts
     recompute               none, or as many layers as do not fit the device otherwise (`validate`)
     microbatch              the fastest power of two that divides the batch and fits the device (`validate`)
     intra_link, inter_Gbps_per_node    those of the reference system of the device's generation (`systems.yaml`)
 
-and without a precision a run stays unpriced. `models.yaml` knows head_dim, window, norms of heads, YaRN, and
-biases and clamps of experts of some models; a filled field overrides it.
+and without a precision a run stays unpriced. Of some models `models.yaml` knows head_dim, window, norms of heads, YaRN,
+latent attention, and the biases, clamps and shared width of experts. A filled field overrides it.
 
 Words are read whatever their case. 1, 1.0, true and yes are yes; 0, 0.0, false, no and nothing are no. A row that
 contradicts itself is an error: the whole table is checked before anything is priced.
 """
 
 import csv
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -44,8 +46,8 @@ MACHINE = ("gpu_type", "cluster")
 COLUMNS = (*NEEDED, *MEASURED, *MACHINE, "source_id", "row_id", "workload", "framework", "kv_heads", "ffn",
            "gated_ffn", "vocab", "moe_experts", "moe_topk", "cp", "ep", "interleave_vp", "schedule", "microbatch",
            "recompute", "seq_parallel", "zero_stage", "precision", "head_dim", "window", "expert_bias", "clamped",
-           "qk_norm", "yarn", "cuda_graphs", "overlap", "gpus_per_node", "intra_link", "inter_Gbps_per_node",
-           "peak_mem_GB", "notes")
+           "qk_norm", "yarn", "q_rank", "kv_rank", "rope_dim", "v_dim", "shared_ffn", "cuda_graphs", "overlap",
+           "gpus_per_node", "intra_link", "inter_Gbps_per_node", "peak_mem_GB", "notes")
 DESCRIPTIVE = ("source", "from_memory", "config_complete", "quality", "params_b", "grad_accum", "zero_group", "offload",
                "intra_GBps_per_gpu_unidir", "inter_link", "iter_time_basis", "tflops_kind")
 """Columns that a table may have for its readers."""
@@ -68,6 +70,11 @@ class ModelFacts:
     clamped: bool = False
     qk_norm: bool = False
     yarn: bool = False
+    q_rank: int = 0
+    kv_rank: int = 0
+    rope_dim: int = 0
+    v_dim: int = 0
+    shared_ffn: int = 0
 
 
 MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in read_facts("models.yaml").items()}
@@ -75,8 +82,10 @@ MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in rea
 
 
 def model_facts(model: str) -> ModelFacts:
-    """Returns the facts about a model by the beginning of its name; the defaults for any other."""
-    return MODELS.get(find_beginning(model, MODELS), ModelFacts())
+    """Returns the facts about a model by the beginning of its name; the defaults for any other.
+
+    A space or an underscore is read as a hyphen."""
+    return MODELS.get(find_beginning(re.sub("[ _]", "-", model), MODELS), ModelFacts())
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
@@ -147,6 +156,9 @@ def _run(row: Mapping[str, str], where: str) -> Run:
     def whole(column: str, default: int | None = None) -> int:
         return _whole(row, column, name, default)
 
+    def fact(column: str, known: int) -> int:
+        return whole(column, 0) if row.get(column, "").strip() else known
+
     heads, hidden, facts = whole("heads"), whole("hidden"), model_facts(row["model"])
     chunks, device = _chunks(row, name), _device_name(row, name)
     run = Run(
@@ -166,8 +178,11 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         link=row.get("intra_link", "").strip(),
         network=_number(row, "inter_Gbps_per_node", name, 0.0) * 1e9 / 8,
         seconds=1.0, peak_bytes=_number(row, "peak_mem_GB", name, 0.0) * 1e9,
-        notes=row.get("notes", ""), head_dim=whole("head_dim", facts.head_dim),
-        window=whole("window", 0) if row.get("window", "").strip() else facts.window,
+        notes=row.get("notes", ""), head_dim=fact("head_dim", facts.head_dim),
+        window=fact("window", facts.window), q_rank=fact("q_rank", facts.q_rank),
+        kv_rank=fact("kv_rank", facts.kv_rank), rope_dim=fact("rope_dim", facts.rope_dim),
+        v_dim=fact("v_dim", facts.v_dim),
+        shared_ffn=fact("shared_ffn", facts.shared_ffn if row.get("moe_experts", "").strip() else 0),
         expert_bias=_flag(row, "expert_bias", name, facts.expert_bias),
         clamped=_flag(row, "clamped", name, facts.clamped), qk_norm=_flag(row, "qk_norm", name, facts.qk_norm),
         yarn=_flag(row, "yarn", name, facts.yarn), graphs=_flag(row, "cuda_graphs", name),
@@ -228,8 +243,10 @@ def _flag(row: Mapping[str, str], name: str, where: str, default: bool = False) 
 
 
 def _chunks(row: Mapping[str, str], where: str) -> int:
-    """Chunks of layers of a pipeline rank; 0 for as many as there are layers, also where a schedule is interleaved and
-    nothing says how often."""
+    """Chunks of layers of a pipeline rank; 0 for as many as there are layers.
+
+    That is so too where a schedule is interleaved and nothing says how often.
+    """
     text, interleaved = row.get("interleave_vp", "").strip(), row.get("schedule", "").lower().startswith("interleaved")
     return 0 if text.startswith("max") or (interleaved and not text) else _whole(row, "interleave_vp", where, 1)
 

@@ -102,9 +102,19 @@ def step_flops(run: Run, seen: float = 1.0) -> float:
 
     A query sees the share `seen` of the keys; by default attention counts whole, as published rates have it.
     """
-    mlp = run.hidden * run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top_k)
-    layer = 2 * (2 * run.hidden**2 * (1 + run.kv_heads / run.heads) + mlp) + 4 * run.seq * run.hidden * seen
+    mlp = run.hidden * (run.ffn * (2 + (run.gated or run.experts > 0)) * max(1, run.top_k) + 3 * run.shared_ffn)
+    weights, scores = _latent(run) if run.kv_rank else (2 * run.hidden**2 * (1 + run.kv_heads / run.heads),
+                                                        4 * run.hidden)
+    layer = 2 * (weights + mlp) + run.seq * scores * seen
     return 3.0 * run.batch * run.seq * (run.layers * layer + 2 * run.hidden * run.vocab)
+
+
+def _latent(run: Run) -> tuple[int, int]:
+    """Weights of a latent attention, and flops of a query with a key, of all heads."""
+    own, rows = run.head_width + run.rope_dim, run.q_rank or run.hidden
+    q = run.hidden * run.q_rank + rows * run.heads * own
+    kv = run.hidden * (run.kv_rank + run.rope_dim) + run.kv_rank * run.heads * (run.head_width + run.v_dim)
+    return q + kv + run.heads * run.v_dim * run.hidden, 2 * run.heads * (own + run.v_dim)
 
 
 def _constant(runs: Sequence[Run]) -> float | None:

@@ -50,8 +50,10 @@ def _template_shape(shape: Shape) -> Shape:
     """Returns a shape of the same structure whose sizes are products of different primes."""
     each = 1 if shape.heads == shape.kv_heads else 79
     experts, top_k = (71, 59) if shape.experts else (0, 0)
+    kv_rank, rope_dim, v_dim = (127, 151, 101) if shape.kv_rank else (0, 0, 0)
     return replace(shape, width=103 * 107, heads=73 * each, kv_heads=73, head_dim=83, hidden=97, vocab=89 * 109,
-                   batch=53, length=61 * 71, experts=experts, top_k=top_k)
+                   batch=53, length=61 * 71, experts=experts, top_k=top_k, q_rank=113 * (shape.q_rank > 0),
+                   kv_rank=kv_rank, rope_dim=rope_dim, v_dim=v_dim, shared=131 * (shape.shared > 0))
 
 
 def _sizes(shape: Shape) -> tuple[int, ...]:
@@ -60,7 +62,17 @@ def _sizes(shape: Shape) -> tuple[int, ...]:
     sent = shape.length * shape.top_k // max(1, shape.experts)
     return (1, 2, 3, shape.batch, shape.length, shape.width, shape.heads, shape.kv_heads, each, each + 2, head,
             (shape.heads + 2 * shape.kv_heads) * head, shape.heads * head, shape.hidden, 2 * shape.hidden, shape.vocab,
-            shape.batch * shape.length, shape.experts, shape.top_k, sent, sent * shape.batch)
+            shape.batch * shape.length, shape.experts, shape.top_k, sent, sent * shape.batch, shape.shared,
+            2 * shape.shared, *_latent_sizes(shape))
+
+
+def _latent_sizes(shape: Shape) -> tuple[int, ...]:
+    """Sizes of latent attention alone; empty where attention is not latent."""
+    if not shape.kv_rank:
+        return ()
+    made = shape.head_width + shape.v_dim
+    return (shape.q_rank, shape.kv_rank, shape.rope_dim, shape.v_dim, shape.key_width, shape.kv_rank + shape.rope_dim,
+            made, shape.heads * shape.key_width, shape.heads * made, shape.heads * shape.v_dim)
 
 
 def _resize(op: Op, sizes: Mapping[int, int]) -> Op:

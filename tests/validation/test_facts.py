@@ -37,7 +37,7 @@ SPECIAL_WORDS = {
     "layers": {"gelu"},
     "run_as_plan": {"bfloat16", "float16"},
     "run_parts": {"MLA", "ReLU", "1f1b", "interleaved", "products"},  # words of workload and schedule
-    "runs_file": {"0123", "inf", "iter_time_s", "max", "mixed", "none", "tflops_per_gpu", "tokens_per_s",
+    "runs_file": {"0123", "inf", "interleaved", "iter_time_s", "max", "mixed", "none", "tflops_per_gpu", "tokens_per_s",
                   "tokens_per_s_per_gpu"},  # names of columns, and how they are written
     "software": {"-compiled", "core", "float8", "later", "op", "products", "recipe", "selective"},  # words of notes,
     # recompute and framework; the beginning of a dtype's name; a key of a program's facts
