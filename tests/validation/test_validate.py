@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from published import ROW, run, table
 from shell import shell
 
@@ -247,3 +248,19 @@ def test_peak_bytes_are_those_of_the_plan_and_grow_with_what_is_in_flight(tmp_pa
     assert 0 < three - two == pytest.approx(four - three)
     again = bytes_as_plan(run(tmp_path, **flat | {"recompute": "full"}), 1)
     assert again < bytes_as_plan(run(tmp_path, **flat), 1)
+
+
+def test_several_tables_are_one(tmp_path: Path) -> None:
+    """Errors are by source, whatever its table, and intervals rest on all of them."""
+    folders = [tmp_path / name for name in ("a", "b")]
+    for folder in folders:
+        folder.mkdir()
+    one = table(folders[0], ROW | {"source_id": "both"}, ROW | {"source_id": "first", "row_id": "2"})
+    other = table(folders[1], ROW | {"source_id": "both", "row_id": "3"})
+    said = shell("validate", str(one), str(other), "--json", "--intervals", str(tmp_path / "intervals.yaml"))
+    assert said.code == 0, said.err
+    assert {source: row["n"] for source, row in json.loads(said.out).items()} == {"both": 2, "first": 1}
+    known = yaml.safe_load((tmp_path / "intervals.yaml").read_text())["regimes"]
+    assert {row["runs"] for row in known.values()} == {3}
+    last = [line for line in shell("validate", str(one), str(other)).out.splitlines() if line.startswith("mean of")]
+    assert len(last) == 1 and last[0].startswith("mean of 2 sources")
