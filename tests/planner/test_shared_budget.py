@@ -113,6 +113,7 @@ def test_a_plan_is_found_though_the_cuts_that_take_least_leave_no_room(monkeypat
     assert search.bound <= plan.predicted.seconds and plan.predicted.peak_bytes <= task.budget
 
 
+@pytest.mark.slow
 def test_plans_that_are_found_roughly_fit_and_spare_searches() -> None:
     """Four ranks of two stages: those with fewer microbatches in flight take what was found for the fullest."""
     model, sample = zoo.named("gpt2", layers=8, B=8)
