@@ -51,7 +51,7 @@ from autoddl.pricing.policies import NO_POLICIES
 from autoddl.schedule.run_step import RunParts, run_parts, stage_run_seconds
 from autoddl.schedule.stage_messages import busiest
 from autoddl.validation.run_as_plan import RunPlan
-from autoddl.validation.run_parts import schedule_of, stage_layers
+from autoddl.validation.run_parts import even_length, schedule_of, stage_layers
 from autoddl.validation.runs import Run
 from autoddl.validation.templates import model_graph
 
@@ -70,7 +70,8 @@ def price_as_plan(run: Run, microbatch: int, profile: Profile = SHIPPED, chosen:
     """
     plain = RunPlan.of(run, microbatch)
     asked, at = plain.under(chosen or profile), plain.under(profile)
-    return by_share(run, asked, partial(_step_seconds, run, None if chosen is None else at))
+    seconds = by_share(run, asked, partial(_step_seconds, run, None if chosen is None else at))
+    return seconds * (run.seq / even_length(run))
 
 
 def by_share(run: Run, asked: RunPlan, figure: Callable[[RunPlan], float]) -> float:

@@ -188,7 +188,8 @@ def build_cluster(device: str, gpus: int, node: int, link: str, network: float) 
     """Builds a cluster of `gpus` devices in nodes of `node`; `network` is bytes/s of a node, 0 for the reference's."""
     system, size = system_of(device), min(gpus, node)
     if gpus % size:
-        raise InputError(f"{gpus} GPUs do not fill nodes of {node}")
+        raise InputError(f"{gpus} GPUs do not fill nodes of {node}: write gpus_per_node that divides n_gpus, or leave "
+                         "it empty")
     levels = _node_levels(_link(link, system), size, node, link)
     if gpus > size:
         rate = network / node if network else parse_quantity(system.network, "bytes/s")

@@ -3,15 +3,19 @@
 Vocabularies are padded to a multiple of 128 tp, as Megatron-LM does.
 """
 
+from math import gcd, lcm
+
 from autoddl.cost_models.software import Software
 from autoddl.planner.pipelines.uniform_pipelines import blocks_of_stages
 from autoddl.validation.facts import find_beginning, read_words
 from autoddl.validation.layers import Shape
 from autoddl.validation.runs import Run
 
-__all__ = ["Unpriced", "check_degrees", "is_encoder", "model_shape", "narrow_dtype", "schedule_of",
+__all__ = ["Unpriced", "check_degrees", "even_length", "is_encoder", "model_shape", "narrow_dtype", "schedule_of",
            "single_dtype", "stage_layers"]
 
+NEAR = 0.02
+"""Part of a sequence by which it may be longer or shorter, so that its tokens go evenly to the experts."""
 SINGLE = {"fp32": "float32", "float32": "float32", "tf32": "tf32"}
 """Beginning of the precision -> dtype at whose peak products are, where everything is stored and summed in float32."""
 
@@ -71,12 +75,11 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
     if other := OTHERS.search(run.workload):
         raise Unpriced(f"the workload {run.workload!r} names {other[0]}, and rows are of decoders or encoders alone: "
                        "plan the model itself, with `autoddl plan MODEL.py:FACTORY CLUSTER --mine DEGREES`")
-    if run.experts and (run.seq * run.top_k) % run.experts:
-        raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts")
     return Shape(
         width=run.hidden, heads=run.heads, kv_heads=run.heads if run.kv_rank else max(run.kv_heads, run.tp),
         hidden=run.ffn,
-        vocab=-(-run.vocab // pad) * pad, batch=microbatch * run.dp, length=run.seq, gated=run.gated or run.experts > 0,
+        vocab=-(-run.vocab // pad) * pad, batch=microbatch * run.dp, length=even_length(run),
+        gated=run.gated or run.experts > 0,
         fused=software.attention != "products", dropout=software.dropout,
         masks_apart=software.masks_apart and software.attention == "products", bias=not run.gated, experts=run.experts,
         top_k=run.top_k, expert_bias=run.expert_bias, clamped=run.clamped, qk_norm=run.qk_norm,
@@ -85,6 +88,21 @@ def model_shape(run: Run, software: Software, microbatch: int) -> Shape:
         q_rank=run.q_rank, kv_rank=run.kv_rank, rope_dim=run.rope_dim, v_dim=run.v_dim, shared=run.shared_ffn,
         low_norms=software.low_norms, written_out=software.norms_in_rows and not software.fuses,
         causal=not is_encoder(run), dtype="float32")
+
+
+def even_length(run: Run) -> int:
+    """Tokens of a sequence that go evenly to the experts: those of the run, or the nearest number that does.
+
+    Raises Unpriced where that is not near.
+    """
+    if (run.seq * run.top_k) % max(1, run.experts) == 0:
+        return run.seq
+    step = lcm(run.experts // gcd(run.experts, run.top_k), 2 * run.cp, run.tp)
+    near = round(run.seq / step) * step
+    if abs(near - run.seq) > NEAR * run.seq:
+        raise Unpriced(f"{run.seq} tokens do not go evenly to {run.experts} experts, and no multiple of {step} is "
+                       f"within {NEAR:.0%}: write one as seq, with global_batch for as many tokens")
+    return near
 
 
 def _row_dtype(run: Run, software: Software) -> str:

@@ -151,5 +151,6 @@ def _check_parts(run: Run, where: str) -> None:
     told = [name for name, width in {"q_rank": run.q_rank, **needed}.items() if width]
     missing = [name for name, width in needed.items() if not width]
     if told and missing:
-        raise InputError(f"{where}: {' and '.join(told)} are of latent attention, which has a {missing[0]} too; fill "
-                         f"{', '.join(missing)}, or write 0 in all four")
+        verb = "is" if len(told) == 1 else "are"
+        raise InputError(f"{where}: {' and '.join(told)} {verb} of latent attention, which has a {missing[0]} too; "
+                         f"fill {', '.join(missing)}, or write 0 in all four")

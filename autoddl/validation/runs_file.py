@@ -57,6 +57,8 @@ OWN = "x_"
 PRODUCTS = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "float16", "float16": "float16",
             "fp8": "float8_e4m3fn", "float8": "float8_e4m3fn", **SINGLE}
 """Beginning of the precision -> dtype at whose peak products are."""
+RECOMPUTE = ("none", "full", "selective", "modules", "recipe", "not stated")
+"""Beginnings of what is computed again."""
 YES, NO = ("1", "1.0", "true", "yes"), ("", "0", "0.0", "false", "no")
 
 
@@ -84,8 +86,8 @@ MODELS: Mapping[str, ModelFacts] = {name: ModelFacts(**row) for name, row in rea
 def model_facts(model: str) -> ModelFacts:
     """Returns the facts about a model by the beginning of its name; the defaults for any other.
 
-    A space or an underscore is read as a hyphen."""
-    return MODELS.get(find_beginning(re.sub("[ _]", "-", model), MODELS), ModelFacts())
+    A space or an underscore is read as a hyphen, and of `owner/name` the name."""
+    return MODELS.get(find_beginning(re.sub("[ _]", "-", model.rpartition("/")[2].strip()), MODELS), ModelFacts())
 
 
 def read_runs(path: str | Path) -> tuple[Run, ...]:
@@ -138,7 +140,8 @@ def _number(row: Mapping[str, str], name: str, where: str, default: float | None
         value = -1.0
     if not 0 <= value < float("inf") or (value == 0 and default != 0):
         raise InputError(f"{where}: {name} is {text!r}; write a number above 0"
-                         + ("" if default is None else " or leave it empty"))
+                         + ("" if default is None else ", 0, or leave it empty" if default == 0 else
+                            " or leave it empty"))
     return value
 
 
@@ -169,7 +172,7 @@ def _run(row: Mapping[str, str], where: str) -> Run:
         experts=whole("moe_experts", 0), top_k=whole("moe_topk", 0), gpus=whole("n_gpus"), dp=whole("dp"),
         tp=whole("tp"), pp=whole("pp"), cp=whole("cp", 1), ep=whole("ep", 1),
         chunks=chunks, schedule=row.get("schedule", ""),
-        microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row.get("recompute", "")),
+        microbatch=whole("microbatch", 0), batch=whole("global_batch"), recompute=_recompute(row, name),
         sequence_parallel=_flag(row, "seq_parallel", name) if row.get("seq_parallel", "").strip() else None,
         zero_stage=_stage(row.get("zero_stage", ""), name),
         precision=row.get("precision", "").strip().lower().removeprefix("mixed").lstrip(" -"),
@@ -260,10 +263,14 @@ def _device_name(row: Mapping[str, str], where: str) -> str:
     return named or parse_cluster(cluster, where).device.name
 
 
-def _recompute(text: str) -> str:
+def _recompute(row: Mapping[str, str], where: str) -> str:
     """The words in small letters; a plain yes is full."""
-    words = text.strip().lower()
-    return "full" if words in YES else "none" if words in NO and words else words
+    words = row.get("recompute", "").strip().lower()
+    known = "full" if words in YES else "none" if words in NO and words else words
+    if not known.startswith(RECOMPUTE) and known:
+        raise InputError(f"{where}: recompute is {row['recompute']!r}; begin with none, full or selective, or leave it "
+                         "empty where it is not stated")
+    return known
 
 
 def _overlap(text: str, where: str) -> frozenset[str] | None:

@@ -130,12 +130,13 @@ def unknown_programs(runs: Iterable[Run]) -> tuple[str, ...]:
         if not _listed(run.framework):
             rows.setdefault(run.framework, []).append(run.row)
     known = (*_PROGRAMS, *(name for name in SOFTWARE if name not in _PROGRAMS))
+    others = [name for name in known if not any(sign in name for sign in "(0123456789")]
     found = []
     for name, where in rows.items():
         said = f"the framework {name!r} is not known" if name else "no framework is named"
         place = f"row{'s' * (len(where) > 1)} {', '.join(where[:4])}{' ...' * (len(where) > 4)}"
         found.append(f"{place}: {said}, so that the program is taken to run eager; "
-                     + near_names(name, known, f"known are {', '.join(known)}"))
+                     + near_names(name, known, f"known are {', '.join(others)}, and some by their release"))
     return tuple(found)
 
 

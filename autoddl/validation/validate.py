@@ -117,7 +117,7 @@ def _fastest_microbatch(run: Run) -> int:
             if bytes_as_plan(run, size) <= memory:
                 seconds[size] = price_as_plan(run, size)
             known.append(size)
-        except Unpriced as error:
+        except (Unpriced, InputError) as error:
             reasons.append(error)
     if not known:
         raise reasons[0]

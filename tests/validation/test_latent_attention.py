@@ -101,6 +101,7 @@ def test_the_flops_of_a_step_are_those_of_its_products(tmp_path: Path, changed: 
 
 
 def test_what_is_known_by_name_is_of_the_longest_beginning(tmp_path: Path) -> None:
+    assert model_facts("deepseek-ai/DeepSeek-V2") == model_facts("DeepSeek-V2")
     assert model_facts("DeepSeek V2") == model_facts("deepseek_v2-chat") != model_facts("DeepSeek-V2-Lite")
     assert (model_facts("DeepSeek-V2").q_rank, model_facts("DeepSeek-V2-Lite").q_rank) == (1536, 0)
     assert model_facts("DeepSeek-R1") == model_facts("DeepSeek-V3") == model_facts("Kimi-K2-Base")
@@ -120,7 +121,7 @@ def test_latent_attention_without_its_ranks_says_which_columns_to_fill(tmp_path:
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({"kv_rank": 512}, "kv_rank are of latent attention, which has a rope_dim too; fill rope_dim, v_dim, or write 0"),
+    ({"kv_rank": 512}, "kv_rank is of latent attention, which has a rope_dim too; fill rope_dim, v_dim, or write 0"),
     ({"q_rank": 512, "v_dim": 64}, "q_rank and v_dim are of latent attention, which has a kv_rank too; fill kv_rank"),
     ({"shared_ffn": 512}, "shared_ffn is 512, and the row has no experts .*; fill moe_experts and moe_topk")])
 def test_columns_that_contradict_each_other_are_one_line(tmp_path: Path, changed: dict[str, object], said: str) -> None:

@@ -100,6 +100,7 @@ def test_a_run_on_a_cluster_file_has_the_first_of_its_devices(tmp_path: Path) ->
     ({"iter_time_s": "", "mfu_pct": 140}, "mfu_pct is 140, of a peak that is 100; write per cent"),
     ({"gpu_type": "", "cluster": ""}, "this one has neither; fill one"),
     ({"cluster": "none.yaml"}, "cannot read cluster file .*none.yaml"),
+    ({"recompute": "foo"}, "recompute is 'foo'; begin with none, full or selective, or leave it empty"),
     ({"overlap": "dp pp"}, "overlap is 'dp pp'; write some of tp dp cp ep, or none"),
     ({"overlap": "none dp"}, "overlap is 'none dp'; write some of tp dp cp ep, or none"),
     ({"dp": 3}, "let the degrees multiply to the GPUs"), ({"global_batch": 63}, "let it divide")])

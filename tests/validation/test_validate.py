@@ -31,7 +31,7 @@ def test_three_runs_make_a_table(tmp_path: Path) -> None:
     said = shell("validate", str(path), "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)["made up"]
-    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret"}
+    assert set(found) == {"n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret", "reasons"}
     assert found["n"] == found["priced"] == 3 and found["max_ape"] >= found["mape"] >= abs(found["bias"])
     assert "made up" in shell("validate", str(path)).out
     rows = json.loads(shell("validate", str(path), "--by", "run", "--json").out)
@@ -264,3 +264,25 @@ def test_several_tables_are_one(tmp_path: Path) -> None:
     assert {row["runs"] for row in known.values()} == {3}
     last = [line for line in shell("validate", str(one), str(other)).out.splitlines() if line.startswith("mean of")]
     assert len(last) == 1 and last[0].startswith("mean of 2 sources")
+
+
+def test_tokens_that_do_not_go_evenly_to_experts_are_rounded(tmp_path: Path) -> None:
+    """256 tokens of which each goes to 2 of 24 experts: 252 do, and no multiple of 12 * 16 is near 100."""
+    mixture = {"moe_experts": 24, "moe_topk": 2, "gated_ffn": 1, "layers": 2}
+    near, even = (price_as_plan(run(tmp_path, **mixture, seq=seq, tp=1, dp=8), 4) for seq in (256, 252))
+    assert near == pytest.approx(even * 256 / 252)
+    reason = price_run(run(tmp_path, **mixture, seq=100)).reason
+    assert reason.startswith("100 tokens do not go evenly to 24 experts, and no multiple of 12 is within 2%: write one")
+
+
+def test_a_table_without_any_price_is_an_error_and_says_why_in_every_form(tmp_path: Path) -> None:
+    path = table(tmp_path, ROW | {"precision": "int8"})
+    for asked in ((), ("--json",), ("--by", "run")):
+        said = shell("validate", str(path), *asked)
+        assert said.code == 2 and "none of the 1 runs has a price: the precision 'int8'" in said.err
+    assert list(json.loads(shell("validate", str(path), "--json").out)["made up"]["reasons"].values()) == [1]
+
+
+def test_a_framework_that_is_not_known_is_named(tmp_path: Path) -> None:
+    said = " ".join(shell("validate", str(table(tmp_path, ROW | {"framework": "torchtitn"}))).out.split())
+    assert "is not known, so that the program is taken to run eager; did you mean 'torchtitan'" in said

@@ -13,13 +13,14 @@ from autoddl.cost_models import show_seconds
 from autoddl.cost_models.profile import SHIPPED, Profile
 from autoddl.validation.intervals import FEWEST, interval_of_run
 from autoddl.validation.scores import PricedRun, Score, score_sources
+from autoddl.validation.software import unknown_programs
 
 __all__ = ["coverage_table", "run_rows", "run_table", "score_rows", "score_table"]
 
 
 SOME = 4
 """Runs of a source by which one rate for all of them is judged."""
-KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret")
+KEYS = ("n", "priced", "mape", "max_ape", "bias", "constant_mape", "tau", "regret", "reasons")
 
 
 def run_rows(found: Sequence[PricedRun], known: Profile = SHIPPED) -> list[dict[str, Any]]:
@@ -68,7 +69,8 @@ def score_table(found: Sequence[PricedRun]) -> RenderableType:
                       _percent(one.regret), _percent(one.memory_mape))
     reasons = [f"{_named(source)}{count} not priced: {reason}" for source, one in by_source.items()
                for reason, count in one.reasons.items()]
-    lines = [*_summary(by_source), *reasons, *_remarks(found)]
+    unknown = unknown_programs(one.run for one in found if one.seconds is not None and one.run.framework)
+    lines = [*_summary(by_source), *reasons, *_remarks(found), *unknown]
     return Group(table, *(["", *lines] if lines else []))
 
 
