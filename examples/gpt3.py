@@ -10,10 +10,10 @@ import autoddl
 CLUSTER = "examples/clusters/h100-16x8.yaml"
 
 
-def gpt3_175b(layers: int = 96, batch: int = 64, context: int = 2048) -> GPT:
+def gpt3_175b(layers: int = 96, batch: int = 64, context: int = 2048, vocab: int = 50257) -> GPT:
     """96 layers of width 12288 with 96 heads, in bfloat16, on the meta device."""
     with torch.device("meta"):
-        return gpt(layers, 12288, 96, context, batch, 50257).to(torch.bfloat16)
+        return gpt(layers, 12288, 96, context, batch, vocab).to(torch.bfloat16)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ def _405b(batch: int) -> nn.Module:
 
 
 def _gpt3(batch: int) -> nn.Module:
-    return gpt3_175b(batch=batch)
+    """Its vocabulary is padded, as Megatron pads it: a rank of tp has equal shards of the head."""
+    return gpt3_175b(batch=batch, vocab=WORDS)
 
 
 def fused_llama(layers: int, width: int, hidden: int, heads: int) -> Callable[[int], nn.Module]:
