@@ -1,16 +1,14 @@
 """The verb that compares the performance model with published runs: validate."""
 
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Group
 
 from autoddl.cli.options import AsJson, ProfilePath
 from autoddl.cli.output import progress_bar, show
-from autoddl.core.errors import InputError
 from autoddl.core.files import check_file, write_atomically
 from autoddl.cost_models.profile import SHIPPED, load_profile
 
@@ -36,6 +34,7 @@ def validate_verb(runs: RunsPaths, by: By = Rows.SOURCE,
     """Predict published runs, each as the plan of its degrees, and compare with what was measured."""
     from autoddl.cli.tables import validation_tables
     from autoddl.validation.intervals import covered, find_intervals, intervals_text
+    from autoddl.validation.validate import check_priced
     from autoddl.validation.validate import validate as predict
     check_file(intervals)
     known = SHIPPED if profile is None else load_profile(profile)
@@ -45,13 +44,7 @@ def validate_verb(runs: RunsPaths, by: By = Rows.SOURCE,
         write_atomically(intervals, intervals_text(find_intervals(found), [table.name for table in runs]))
     if by is Rows.RUN:
         show(validation_tables.run_table(found, known), validation_tables.run_rows(found, known), as_json)
-        return _check_some(found)
+        return check_priced(found)
     table = Group(validation_tables.score_table(found), "", validation_tables.coverage_table(covered(found)))
     show(table, validation_tables.score_rows(found), as_json)
-    _check_some(found)
-
-
-def _check_some(found: Sequence[Any]) -> None:
-    """Raises InputError where no run has a price."""
-    if all(one.seconds is None for one in found):
-        raise InputError(f"none of the {len(found)} runs has a price: {found[0].reason}")
+    check_priced(found)

@@ -25,8 +25,8 @@ from autoddl.validation.clusters import cluster_of
 from autoddl.validation.runs import Run
 from autoddl.validation.scores import PricedRun, groups
 
-__all__ = ["FEWEST", "Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run", "intervals_text",
-           "regime_of", "winners"]
+__all__ = ["FEWEST", "SHARED", "Winners", "covered", "find_intervals", "inside_left_out", "interval_of_run",
+           "intervals_text", "regime_of", "winners"]
 
 FEWEST = 3
 """Runs that an interval needs."""
@@ -95,9 +95,10 @@ class Winners:
     """Called pairs of which the one that was called is the faster one."""
 
 
-def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
+def winners(found: Sequence[PricedRun], shared: float = SHARED) -> dict[str, Winners]:
     """By source, how often the configuration that is called faster is the faster one.
 
+    A tie is as far as the part `shared` of the other sources' pairs lie apart.
     Runs that are described alike are one configuration, by their means (`scores.groups`).
     """
     rows, told = _priced(found), dict[str, Winners]()
@@ -107,7 +108,7 @@ def winners(found: Sequence[PricedRun]) -> dict[str, Winners]:
         called = [log(_per_token(a, predicted=True) / _per_token(b, predicted=True)) *
                   log(_per_token(a) / _per_token(b)) for a, b in _pairs(own)
                   if abs(log(_per_token(a, predicted=True) / _per_token(b, predicted=True)))
-                  > max(_common(_alike(others, regime_of(one.run))) for one in (a, b))]
+                  > max(_common(_alike(others, regime_of(one.run)), shared) for one in (a, b))]
         told[source] = Winners(len(_pairs(own)), len(called), sum(agree > 0 for agree in called))
     return told
 
@@ -140,11 +141,11 @@ def _quantiles(rows: Sequence[PricedRun]) -> tuple[float, float, float]:
     return _quantile(values, 0.1), _quantile(values, 0.5), _quantile(values, 0.9)
 
 
-def _common(rows: Sequence[PricedRun]) -> float:
-    """The quantile SHARED of how far residuals of two runs of one model on one machine lie apart; 0 without such."""
+def _common(rows: Sequence[PricedRun], shared: float = SHARED) -> float:
+    """The quantile `shared` of how far residuals of two runs of one model on one machine lie apart; 0 without such."""
     apart = [(abs(_residual(a) - _residual(b)), 1 / len(pairs))
              for pairs in map(_pairs, _by_source(rows).values()) for a, b in pairs]
-    return _quantile(apart, SHARED) if apart else 0.0
+    return _quantile(apart, shared) if apart else 0.0
 
 
 def _widenings(rows: Sequence[PricedRun]) -> dict[str, float]:

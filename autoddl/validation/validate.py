@@ -8,7 +8,7 @@ Constants belong to devices, links and programs, never to a source. A row that c
 reason.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import ceil
@@ -28,7 +28,7 @@ from autoddl.validation.runs_file import read_runs
 from autoddl.validation.scores import PricedRun
 from autoddl.validation.software import recomputation_of, splits_stream
 
-__all__ = ["assume_recomputation", "beyond_memory", "price_run", "settled", "validate"]
+__all__ = ["assume_recomputation", "beyond_memory", "check_priced", "price_run", "settled", "validate"]
 
 Progress = Callable[[str, int, int], None]
 SURE = 1.25
@@ -50,6 +50,12 @@ def validate(path: str | Path, progress: Progress = lambda *_: None, workers: in
             progress("pricing", i, len(runs))
             found.append(one)
     return tuple(found)
+
+
+def check_priced(found: Sequence[PricedRun]) -> None:
+    """Raises InputError, with the first reason, where no run has a price."""
+    if all(one.seconds is None for one in found):
+        raise InputError(f"no run has a price: {found[0].reason}")
 
 
 def price_run(run: Run, profile: Profile = SHIPPED) -> PricedRun:
@@ -108,17 +114,21 @@ def assume_recomputation(run: Run) -> Run:
 def _fastest_microbatch(run: Run) -> int:
     """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits.
 
-    Where none fits by the memory model it is the least.
+    Where none fits by the memory model it is the least. What a larger one has is more than what does not fit.
     """
     memory = cluster_of(run).device.memory
     seconds, known, reasons = dict[int, float](), list[int](), []
     for size in (size for size in MICROBATCHES if run.batch // run.dp % size == 0):
         try:
-            if bytes_as_plan(run, size) <= memory:
+            fits = bytes_as_plan(run, size) <= memory
+            if fits:
                 seconds[size] = price_as_plan(run, size)
-            known.append(size)
         except (Unpriced, InputError) as error:
             reasons.append(error)
+            continue
+        known.append(size)
+        if not fits:
+            break
     if not known:
         raise reasons[0]
     return min(seconds, key=lambda size: seconds[size]) if seconds else known[0]

@@ -6,7 +6,7 @@ the run:
 
     inside     runs inside, in each third of the scale (number of devices), and by regime
     winners    pairs of one model on one machine: how many are called, and how often the called one is the faster one,
-               over all pairs and in the mean of sources
+               over all pairs and in the mean of sources, for several quantiles up to which two are a tie
 """
 
 import argparse
@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from autoddl.validation.intervals import covered, find_intervals, inside_left_out, intervals_text, winners
+from autoddl.validation.intervals import SHARED, covered, find_intervals, inside_left_out, intervals_text, winners
 from autoddl.validation.scores import PricedRun, score_sources
 from autoddl.validation.validate import validate
 
 WORKERS = 2
+QUANTILES = (0.5, 0.6, 0.7, 0.8, 0.9)
+"""Parts of the pairs up to which two configurations may be called a tie."""
 
 
 def thirds(told: Sequence[tuple[PricedRun, bool]]) -> list[tuple[str, int, int]]:
@@ -48,13 +50,15 @@ def main() -> None:
     print(f"inside the 80 % interval: {sum(lies for _, lies in told)} of {len(told)} left-out runs")
     for name, inside, every in [*thirds(told), *((name, *both) for name, both in covered(found).items())]:
         print(f"  {name:>22}   {inside:4} of {every:4}   {100 * inside / max(1, every):5.1f} %")
-    by_source = winners(found)
-    pairs, called, right = (sum(getattr(one, name) for one in by_source.values())
-                            for name in ("pairs", "called", "right"))
-    of_sources = fmean(one.right / one.called for one in by_source.values() if one.called)
-    print(f"winners: {pairs} pairs, {called} called, {right} right ({right / max(1, called):.1%}; "
-          f"{of_sources:.1%} in the mean of sources)")
-    for source, one in by_source.items():
+    for shared in QUANTILES:
+        by_source = winners(found, shared)
+        pairs, called, right = (sum(getattr(one, name) for one in by_source.values())
+                                for name in ("pairs", "called", "right"))
+        shares = [one.right / one.called for one in by_source.values() if one.called]
+        print(f"winners, a tie at the quantile {shared}: {pairs} pairs, {called} called, {right} right "
+              f"({right / max(1, called):.1%}; {fmean(shares or [0.0]):.1%} in the mean of {len(shares)} sources)")
+    print(f"at {SHARED}, as shipped:")
+    for source, one in winners(found).items():
         if one.called:
             print(f"  {source:>24}   {one.called:5} of {one.pairs:5} called, {one.right / one.called:7.1%} right")
 

@@ -3,7 +3,7 @@
 data/unseen_runs.csv and unseen_runs_2.csv to _7.csv hold runs of sources, devices and years that the table of published
 runs lacks, each with its address. Each set was priced as it stands before anyone looked at its errors, and is never
 fitted. What a source does not state is the default of a table of runs. SET is 1 to 7, several like 1,2,3, or the
-path of a table. The last line counts the runs inside the package's 80 % intervals, which rest on sets 1 to 6 too.
+path of a table. The last line counts the runs inside the package's 80 % intervals, which rest on these sets too.
 """
 
 import sys

@@ -279,7 +279,7 @@ def test_a_table_without_any_price_is_an_error_and_says_why_in_every_form(tmp_pa
     path = table(tmp_path, ROW | {"precision": "int8"})
     for asked in ((), ("--json",), ("--by", "run")):
         said = shell("validate", str(path), *asked)
-        assert said.code == 2 and "none of the 1 runs has a price: the precision 'int8'" in said.err
+        assert said.code == 2 and "no run has a price: the precision 'int8'" in said.err
     assert list(json.loads(shell("validate", str(path), "--json").out)["made up"]["reasons"].values()) == [1]
 
 

@@ -29,8 +29,8 @@ __all__ = ["PIPE", "Staged", "mesh_of_parts", "stage_cluster"]
 
 PIPE = "pipe"
 """Name of the mesh axis of a plan with stages along which they lie."""
-CUT = ("switch", "fat-tree", "fully-connected", "hybrid-cube-mesh")
-"""Topologies of which a part of the children has the same one."""
+DIVISIBLE = ("switch", "fat-tree", "fully-connected", "hybrid-cube-mesh")
+"""Topologies that a part of the children has too."""
 
 
 def stage_cluster(cluster: Cluster, stages: int) -> Cluster:
@@ -43,7 +43,7 @@ def stage_cluster(cluster: Cluster, stages: int) -> Cluster:
         level, cut = levels[i], gcd(left, levels[i].size)
         if left > 1 and cut < min(left, level.size):
             break
-        if cut > 1 and cut < level.size and (level.dims or level.leaf or level.topology not in CUT):
+        if cut > 1 and cut < level.size and (level.dims or level.leaf or level.topology not in DIVISIBLE):
             break
         left //= cut
         levels[i] = replace(level, size=level.size // cut, dims=() if cut > 1 else level.dims)
