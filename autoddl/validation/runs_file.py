@@ -139,9 +139,8 @@ def _number(row: Mapping[str, str], name: str, where: str, default: float | None
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf") or (value == 0 and default != 0):
-        raise InputError(f"{where}: {name} is {text!r}; write a number above 0"
-                         + ("" if default is None else ", 0, or leave it empty" if default == 0 else
-                            " or leave it empty"))
+        least = "0 or more" if default == 0 else "a number above 0"
+        raise InputError(f"{where}: {name} is {text!r}; write {least}" + " or leave it empty" * (default is not None))
     return value
 
 
