@@ -114,21 +114,18 @@ def assume_recomputation(run: Run) -> Run:
 def _fastest_microbatch(run: Run) -> int:
     """The microbatch that a tuned run would have: the fastest power of two that divides the batch and fits.
 
-    Where none fits by the memory model it is the least. What a larger one has is more than what does not fit.
+    Where none fits by the memory model it is the least. A larger one may fit where a smaller one does not: the whole
+    batch at once adds no gradients up.
     """
     memory = cluster_of(run).device.memory
     seconds, known, reasons = dict[int, float](), list[int](), []
     for size in (size for size in MICROBATCHES if run.batch // run.dp % size == 0):
         try:
-            fits = bytes_as_plan(run, size) <= memory
-            if fits:
+            if bytes_as_plan(run, size) <= memory:
                 seconds[size] = price_as_plan(run, size)
+            known.append(size)
         except (Unpriced, InputError) as error:
             reasons.append(error)
-            continue
-        known.append(size)
-        if not fits:
-            break
     if not known:
         raise reasons[0]
     return min(seconds, key=lambda size: seconds[size]) if seconds else known[0]

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from autoddl.core.errors import InputError
 from autoddl.cost_models import Group, collective, show_seconds
 from autoddl.cost_models.intervals import interval_of
 from autoddl.cost_models.profile import Profile
+from autoddl.validation import validate as validation
 from autoddl.validation.as_plan import price_as_plan
 from autoddl.validation.as_plan_bytes import bytes_as_plan
 from autoddl.validation.clusters import cluster_of
@@ -22,7 +24,7 @@ from autoddl.validation.run_parts import stage_layers
 from autoddl.validation.runs_file import NEEDED
 from autoddl.validation.scores import PricedRun, score_sources
 from autoddl.validation.software import recomputation_of
-from autoddl.validation.validate import assume_recomputation, price_run, validate
+from autoddl.validation.validate import assume_recomputation, price_run, settled, validate
 
 
 def test_three_runs_make_a_table(tmp_path: Path) -> None:
@@ -286,3 +288,9 @@ def test_a_table_without_any_price_is_an_error_and_says_why_in_every_form(tmp_pa
 def test_a_framework_that_is_not_known_is_named(tmp_path: Path) -> None:
     said = " ".join(shell("validate", str(table(tmp_path, ROW | {"framework": "torchtitn"}))).out.split())
     assert "is not known, so that the program is taken to run eager; did you mean 'torchtitan'" in said
+
+
+def test_a_microbatch_may_fit_where_a_smaller_one_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One microbatch adds no gradients up, which several have to keep."""
+    monkeypatch.setattr(validation, "bytes_as_plan", lambda run, size: 0.0 if size == 4 else inf)
+    assert settled(run(tmp_path, microbatch="", recompute="full"))[1] == 4
