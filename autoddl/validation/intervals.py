@@ -31,8 +31,8 @@ __all__ = ["FEWEST", "SHARED", "Winners", "covered", "find_intervals", "inside_l
 FEWEST = 3
 """Runs that an interval needs."""
 SHARED = 0.7
-"""Part of the pairs of one model and machine whose errors differ by no more than what is called a tie: the least of .1,
-.2, .. at which 95 % of the called ones are right in the mean of left-out sources (examples/benchmarks/intervals.py)."""
+"""Part of the pairs of one model and machine whose errors differ by no more than what is called a tie. Beyond it 95 %
+of the called ones are right in the mean of left-out sources (examples/benchmarks/intervals.py has others)."""
 
 Weighted = list[tuple[float, float]]
 """Values with their weights."""
